@@ -374,9 +374,11 @@ class TrainStep:
         def append(number, arrays, counts):
             inputs, _, weights = batch_of(number)
             outputs = outputs_of(inputs, number)
+            shapes.update({name: values.shape[1:] for name, values in outputs.items()})
             arrays = {name: array.write(number, outputs[name]) for name, array in arrays.items()}
             return number + 1, arrays, _sum_of(counts, self._counts(inputs, weights))
 
+        shapes: dict[str, tf.TensorShape] = {}  # Of an example's outputs, known once traced.
         arrays = {
             output: tf.TensorArray(tf.float32, count, infer_shape=False)
             for output, _ in self._terms.values()
@@ -387,7 +389,10 @@ class TrainStep:
         _, arrays, counts = tf.while_loop(lambda number, *_: number < count, append, start)
         _, labels, weights = batches
         labels, weights = tf.nest.map_structure(_unstacked_batches, (labels, weights))
-        outputs = {name: self._joined(array) for name, array in arrays.items()}
+        outputs = {
+            name: tf.ensure_shape(self._joined(array), [None, *shapes[name]])
+            for name, array in arrays.items()
+        }
         with tf.GradientTape() as tape:
             tape.watch(outputs)
             loss = self._loss(self.sums_of(labels, weights, outputs), weight_sums)

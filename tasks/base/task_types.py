@@ -67,10 +67,15 @@ TASK_TYPES = {
         has_teacher=False,
         defaults={"global_batch_size": 128, "epochs": 20, "learning_rate": 3e-3},
     ),
+    "similarity": TaskType(
+        "tasks.types.similarity.text_embedder:SimilarityTask",
+        "tasks.data.readers.pairs:task_rows",
+        has_teacher=False,
+        defaults={"global_batch_size": 64, "epochs": 1},
+    ),
 }
 # Task types without labelled rows; tasks.finetune does not offer them.
 UNLABELLED_TASK_TYPES = {
-    "similarity": TaskType("tasks.types.similarity.text_embedder:SimilarityTask"),
     "pretrained": TaskType("tasks.types.masked_lm:MaskedLmTask", defaults={"max_seq_length": 512}),
 }
 

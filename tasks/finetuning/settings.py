@@ -20,8 +20,8 @@ from tasks.training.settings import TrainingSettings, check_teacher, flag_by_tas
 from tasks.types.classification import class_imbalance
 
 # Task types with a flag in common.
-_TEXT = ("classification", "regression", "anomaly")
-_PAIR = ("classification", "regression")
+_TEXT = ("classification", "regression", "anomaly", "similarity")
+_PAIR = ("classification", "regression", "similarity")
 
 
 class DataRows(NamedTuple):
@@ -152,6 +152,51 @@ class DataSettings:
         32,
         bounds={">=": 1},
         tasks=("anomaly",),
+    )
+    # Embeddings.
+    loss: str | None = flag(
+        "contrastive: softmax over the positives and negatives of the batch; triplet: margin of "
+        "distances; cosent or cosine: order or values of scores (default contrastive, with scores "
+        "cosent)",
+        None,
+        choices=("contrastive", "triplet", "cosent", "cosine"),
+        tasks=("similarity",),
+    )
+    temperature: float = flag(
+        "divisor of the cosines of the losses contrastive and cosent",
+        0.05,
+        bounds={">": 0},
+        tasks=("similarity",),
+    )
+    symmetric: bool = flag(
+        "contrastive loss of the anchor of each positive as well", False, tasks=("similarity",)
+    )
+    margin: float = flag(
+        "difference of distances in the loss triplet",
+        5.0,
+        bounds={">": 0},
+        tasks=("similarity",),
+    )
+    negatives_column: str | None = flag(
+        "column of hard negatives, a text or a list (default negatives or negative, if there is "
+        "one)",
+        None,
+        tasks=("similarity",),
+    )
+    pooling: str = flag(
+        "vector of a text from those of its tokens: cls, mean, max or mean_sqrt_len, or several "
+        "joined by +",
+        "mean",
+        tasks=("similarity",),
+    )
+    normalize: bool = flag("vectors of length 1", True, tasks=("similarity",))
+    dense_units: tuple[str, ...] = flag(
+        "sizes of dense layers after pooling, a projection", (), tasks=("similarity",)
+    )
+    matryoshka_dims: tuple[str, ...] = flag(
+        "sizes of prefixes of the vectors that are trained to be vectors themselves",
+        (),
+        tasks=("similarity",),
     )
 
 

@@ -61,6 +61,11 @@ class TrainingSettings:
     global_batch_size: int = flag_by_task(
         "examples per step, over all replicas", "global_batch_size", bounds={">=": 1}
     )
+    gradient_accumulation_steps: int = flag(
+        "parts of a batch that are computed one after the other, which takes less memory",
+        1,
+        bounds={">=": 1},
+    )
     epochs: int = flag_by_task("passes over the training rows", "epochs", bounds={">=": 1})
     learning_rate: float = flag_by_task("peak learning rate", "learning_rate", bounds={">": 0})
     warmup_proportion: float = flag(

@@ -25,6 +25,7 @@ from bert_tf.train.distribution import (
     is_chief,
 )
 from bert_tf.train.loop import TrainingLoop
+from bert_tf.train.losses import BatchLoss
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.shared_files import open_run, wait_for_files
 from bert_tf.train.step import TrainStep
@@ -78,11 +79,15 @@ class TrainingRun:
         if not is_chief(self.strategy):
             self.log = lambda line: None
         replicas = self.strategy.num_replicas_in_sync
-        if self.settings.global_batch_size % replicas:
+        parts = self.settings.gradient_accumulation_steps
+        if self.settings.global_batch_size % (replicas * parts):
+            of_parts = f" * --gradient_accumulation_steps={parts}" if parts > 1 else ""
             raise UserError(
                 f"--global_batch_size={self.settings.global_batch_size}: expected a multiple of "
-                f"the {replicas} replicas"
+                f"the {replicas} replicas{of_parts}"
             )
+        if replicas > 1 and any(isinstance(loss, BatchLoss) for loss in self.task.losses.values()):
+            self.is_compiled = False  # XLA does not gather the outputs of other replicas.
 
     def open_run(self) -> Run | None:
         """Check the dev data, and return the run to resume, or `None` if a new one starts.
@@ -207,16 +212,11 @@ class TrainingRun:
             run,
             TrainStep(
                 *(model, losses, optimizer, strategy, settings.seed),
+                accumulation_steps=settings.gradient_accumulation_steps,
                 more_losses=more_losses,
                 is_compiled=self.is_compiled,
             ),
-            lambda step: (distilled or encoded).training_batches(
-                global_batch_size=settings.global_batch_size,
-                num_epochs=settings.epochs,
-                seed=settings.seed,
-                first_step=step,
-                num_replicas=replicas,
-            ),
+            lambda step: self._batches(distilled or encoded, step),
             num_train_steps,
             settings.save_every,
             settings.log_every,
@@ -234,6 +234,21 @@ class TrainingRun:
         barrier(strategy)
         log(f"finished: {run.path}, best checkpoint step {best}")
         return run
+
+    def _batches(self, encoded, step):
+        """Return the batches of each replica from a step on; with accumulation, stacks of them."""
+        settings, parts = self.settings, self.settings.gradient_accumulation_steps
+        batches = encoded.training_batches(
+            global_batch_size=settings.global_batch_size,
+            num_epochs=settings.epochs,
+            seed=settings.seed,
+            first_step=step,
+            num_replicas=self.strategy.num_replicas_in_sync * parts,
+        )
+        if parts == 1:
+            return batches
+        # Flat batches differ in their number of tokens, so a stack of them is ragged.
+        return batches.batch(parts) if self.is_compiled else batches.ragged_batch(parts)
 
     def open_best(self, run: Run) -> RunCheckpoint:
         """Open the best checkpoint, the same one in all workers, once each of them sees it."""

@@ -207,8 +207,9 @@ class SimilarityTask(TextTask):
             "matryoshka_dims",
         ):  # Lists are accepted in Python.
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if any(type(units) is not int or units < 1 for units in self.dense_units):
-            raise UserError(f"dense_units={self.dense_units}: expected integers >= 1")
+        for name in ("dense_units", "matryoshka_dims"):
+            if any(type(size) is not int or size < 1 for size in getattr(self, name)):
+                raise UserError(f"{name}={getattr(self, name)}: expected integers >= 1")
         if len(self.dense_activations) != len(self.dense_units) or not set(
             self.dense_activations
         ) <= set(ACTIVATIONS):
@@ -234,7 +235,12 @@ class SimilarityTask(TextTask):
             what = "pairs with a score" if is_scored else "pairs or classes without a score"
             expected = [name for name in LOSSES if (name in SCORED) == is_scored]
             raise UserError(f"--loss={loss}: expected {' or '.join(expected)} for {what}")
-        return cls(max_seq_length=max_seq_length, **{"normalize": True, **options})
+        for name in ("dense_units", "matryoshka_dims"):
+            if name in options:
+                options[name] = _integers(name, options[name])
+        dense_activations = ("identity",) * len(options.get("dense_units", ()))
+        defaults = {"normalize": True, "dense_activations": dense_activations}
+        return cls(max_seq_length=max_seq_length, **{**defaults, **options})
 
     @property
     def is_scored(self) -> bool:
@@ -353,7 +359,7 @@ class SimilarityTask(TextTask):
                 f"layers={self.layers}: requires {expected} layers, but the encoder has "
                 f"{config.num_hidden_layers}"
             )
-        return EmbeddingModel(
+        model = EmbeddingModel(
             config,
             self.layers,
             self.pooling,
@@ -363,6 +369,22 @@ class SimilarityTask(TextTask):
             dtype,
             name=self.kind,
         )
+        if any(size > model.vector_size for size in self.matryoshka_dims):
+            raise UserError(
+                f"matryoshka_dims={self.matryoshka_dims}: expected at most {model.vector_size}, "
+                "the size of the vectors"
+            )
+        return model
+
+
+def _integers(name, values):
+    """Return the values of a flag as integers."""
+    try:
+        return tuple(map(int, values))
+    except ValueError:
+        raise UserError(
+            f"--{name}={','.join(map(str, values))}: expected integers separated by commas"
+        ) from None
 
 
 @keras.saving.register_keras_serializable("bert_tf")

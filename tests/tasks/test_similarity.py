@@ -1,0 +1,144 @@
+"""Training of embedders on pairs, scored pairs, triplets and classes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bert_tf.errors import UserError
+from tasks import TextEmbedder, load_model, read_examples
+from tasks.finetuning.recipe import finetune
+from tasks.finetuning.settings import FinetuneSettings
+from tests import small
+
+ANCHORS = ["the bill", "screen broken", "app does not open", "too high"]
+POSITIVES = ["bill is too high", "the screen", "the app", "is too high"]
+NEGATIVES = ["my app", "the bill", "screen is un", "cafe"]
+
+
+@pytest.fixture
+def model(huggingface_dir):
+    return TextEmbedder.from_pretrained(huggingface_dir, seed=1)
+
+
+def test_fit_on_pairs_brings_positives_to_the_front(model):
+    before = model.evaluate((ANCHORS, POSITIVES))
+    model.compile(learning_rate=1e-2)
+    model.fit((ANCHORS, POSITIVES), epochs=12, batch_size=4, verbose=0)
+    after = model.evaluate((ANCHORS, POSITIVES))
+    assert after["loss"] < before["loss"] / 2
+    assert after["recall@1"] == after["mrr@10"] == 1.0
+
+
+def test_hard_negatives_may_be_texts_or_lists(model):
+    one = model.evaluate((ANCHORS, POSITIVES, NEGATIVES))
+    table = {
+        "anchor": ANCHORS,
+        "positive": POSITIVES,
+        "negatives": [[negative] for negative in NEGATIVES],
+    }
+    assert model.evaluate(table) == pytest.approx(one, rel=1e-6)
+    assert model.evaluate((ANCHORS, POSITIVES))["loss"] < one["loss"]  # Fewer candidates.
+
+
+def test_scores_are_learned_as_cosines(huggingface_dir):
+    model = TextEmbedder.from_pretrained(huggingface_dir, seed=1, loss="cosine")
+    scores = [0.9, 0.1, 0.8, 0.2]
+    model.compile(learning_rate=1e-2)
+    model.fit((ANCHORS, POSITIVES), scores, epochs=20, batch_size=4, verbose=0)
+    metrics = model.evaluate((ANCHORS, POSITIVES), scores)
+    assert metrics["spearman"] > 0.7 and metrics["loss"] < 0.05
+
+
+def test_texts_of_a_class_attract_each_other(model):
+    texts, classes = [*ANCHORS, *POSITIVES], [0, 1, 2, 0, 0, 1, 2, 0]
+    model.compile(learning_rate=1e-2)
+    model.fit(texts, classes, epochs=40, batch_size=8, verbose=0)
+    assert model.evaluate(texts, classes)["recall@1"] == 1.0
+
+
+def test_triplets_need_negatives(huggingface_dir):
+    model = TextEmbedder.from_pretrained(huggingface_dir, loss="triplet", margin=1.0)
+    metrics = model.evaluate((ANCHORS, POSITIVES, NEGATIVES))
+    assert 0 < metrics["loss"] < 2
+    with pytest.raises(UserError, match="triplet.*negatives"):
+        model.evaluate((ANCHORS, POSITIVES))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (ANCHORS, None, "y.0.: expected a class per text, or pairs"),
+        ((ANCHORS, POSITIVES), [1.0] * 4, "expected no label for a pair with loss='contrastive'"),
+        ((ANCHORS, POSITIVES[:3]), None, "4 of anchor, 3 of positive"),
+        ((ANCHORS, POSITIVES, NEGATIVES[:2]), None, "expected 4 of negatives"),
+    ],
+)
+def test_wrong_rows_are_refused(model, x, y, message):
+    with pytest.raises(UserError, match=message):
+        model.fit(x, y)
+
+
+FILES = {
+    "pairs.csv": "anchor,positive\nthe bill,bill is too high\nscreen broken,the screen\n",
+    "negatives.jsonl": (
+        '{"anchor": "the bill", "positive": "bill is too high", "negatives": ["my app", "cafe"]}\n'
+        '{"anchor": "screen broken", "positive": "the screen"}\n'
+    ),
+    "scores.tsv": "text_a\ttext_b\tscore\nthe bill\tthe screen\t0.25\nmy app\tapp\t1\n",
+    "classes.csv": "text,label\nthe bill,billing\nscreen broken,hardware\ntoo high,billing\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_each_form_trains_a_run(tmp_path, huggingface_dir, name):
+    (tmp_path / name).write_text(FILES[name])
+    settings = FinetuneSettings(
+        task="similarity",
+        train=str(tmp_path / name),
+        init_from=str(huggingface_dir),
+        output_dir=str(tmp_path / "run"),
+        max_seq_length=16,
+        global_batch_size=2,
+        gradient_accumulation_steps=2,
+        matryoshka_dims=("4", "8"),
+    )
+    settings.check()
+    model = load_model(finetune(settings).path)
+    assert model.task.loss == ("cosent" if name == "scores.tsv" else "contrastive")
+    np.testing.assert_allclose(np.linalg.norm(model.predict(["my app"]), axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("text,kind\na,b\n", "expected the columns anchor and positive, or text_a, text_b and sco"),
+        ("anchor,positive\nthe bill, \n", "train.csv:2: column 'positive': expected a text"),
+        ("text_a,text_b,score\na,b,high\n", "train.csv:2: expected a number as the score, rec"),
+    ],
+)
+def test_wrong_files_are_refused(tmp_path, text, message):
+    (tmp_path / "train.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_examples(tmp_path / "train.csv", "similarity")
+
+
+def test_parts_of_a_batch_train_like_the_whole_batch(tmp_path, config, vocabulary):
+    config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    directory = small.write_huggingface(tmp_path / "huggingface", config, vocabulary)
+    vectors = []
+    for parts in (1, 2):
+        model = TextEmbedder.from_pretrained(directory)
+        settings = {"global_batch_size": 4, "gradient_accumulation_steps": parts, "epochs": 2}
+        rows = (ANCHORS, POSITIVES, NEGATIVES)
+        model.train(rows, output_dir=tmp_path / str(parts), learning_rate=1e-3, **settings)
+        vectors.append(model.predict(ANCHORS))
+    np.testing.assert_allclose(*vectors, rtol=1e-4, atol=1e-5)
+
+
+def test_a_keras_file_keeps_the_compiled_loss(tmp_path, model):
+    model.compile()
+    model.save(tmp_path / "model.keras")
+    loaded = load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(ANCHORS), model.predict(ANCHORS))
+    loaded.fit((ANCHORS, POSITIVES), epochs=1, verbose=0)
