@@ -1,8 +1,8 @@
 """Train with sentence-transformers: python sentence_transformers_losses.py DIR ROWS.json OUT.npz.
 
 Run by the interpreter of BERT_TF_SENTENCE_TRANSFORMERS_PYTHON. DIR is a Hugging Face directory,
-ROWS.json holds columns of texts and scores. OUT.npz gets, by loss, the losses of 20 steps of SGD and
-the embeddings of the first column after them.
+ROWS.json holds columns of texts and scores. OUT.npz gets, by loss, the losses of 20 steps of SGD
+and the embeddings of the first column after them.
 """
 
 import json
