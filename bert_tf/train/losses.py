@@ -51,7 +51,10 @@ class BatchLoss:
         replica = tf.distribute.get_replica_context()
         if replica is None or replica.num_replicas_in_sync == 1:
             return self.function(labels, output, weights, **self.options)
-        gathered = [replica.all_gather(values, axis=0) for values in (labels, output, weights)]
+        gathered = [
+            tf.ensure_shape(replica.all_gather(values, axis=0), [None, *values.shape[1:]])
+            for values in (labels, output, weights)
+        ]
         sizes = replica.all_gather(tf.shape(labels)[:1], axis=0)
         first = tf.reduce_sum(sizes[: replica.replica_id_in_sync_group])
         return self.function(*gathered, **self.options)[first : first + tf.shape(labels)[0]]

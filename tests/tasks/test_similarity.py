@@ -1,5 +1,6 @@
 """Training of embedders on pairs, scored pairs, triplets and classes."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -123,12 +124,10 @@ def test_wrong_files_are_refused(tmp_path, text, message):
         read_examples(tmp_path / "train.csv", "similarity")
 
 
-def test_parts_of_a_batch_train_like_the_whole_batch(tmp_path, config, vocabulary):
-    config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    directory = small.write_huggingface(tmp_path / "huggingface", config, vocabulary)
+def test_parts_of_a_batch_train_like_the_whole_batch(tmp_path, without_dropout):
     vectors = []
     for parts in (1, 2):
-        model = TextEmbedder.from_pretrained(directory)
+        model = TextEmbedder.from_pretrained(without_dropout)
         settings = {"global_batch_size": 4, "gradient_accumulation_steps": parts, "epochs": 2}
         rows = (ANCHORS, POSITIVES, NEGATIVES)
         model.train(rows, output_dir=tmp_path / str(parts), learning_rate=1e-3, **settings)
@@ -142,3 +141,52 @@ def test_a_keras_file_keeps_the_compiled_loss(tmp_path, model):
     loaded = load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(ANCHORS), model.predict(ANCHORS))
     loaded.fit((ANCHORS, POSITIVES), epochs=1, verbose=0)
+
+
+@pytest.fixture
+def without_dropout(tmp_path, config, vocabulary):
+    config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return small.write_huggingface(tmp_path / "no_dropout", config, vocabulary)
+
+
+def fitted(directory, **options):
+    model = TextEmbedder.from_pretrained(directory)
+    model.compile(learning_rate=1e-3, **options)
+    rows = (ANCHORS[:3], POSITIVES[:3], NEGATIVES[:3])
+    history = model.fit(rows, epochs=3, batch_size=2, verbose=0)
+    return history.history["loss"], model.predict(ANCHORS)
+
+
+@pytest.mark.slow
+def test_packed_rows_and_replicas_train_like_flat_ones(without_dropout, mirrored):
+    losses, vectors = fitted(without_dropout)
+    packed_losses, packed_vectors = fitted(without_dropout, jit_compile=True)
+    np.testing.assert_allclose(packed_losses, losses, rtol=1e-4)
+    np.testing.assert_allclose(packed_vectors, vectors, rtol=1e-3, atol=1e-4)
+    with mirrored.scope():
+        losses_of_two, vectors_of_two = fitted(without_dropout)
+    np.testing.assert_allclose(losses_of_two, losses, rtol=1e-4)
+    np.testing.assert_allclose(vectors_of_two, vectors, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compile", ["none", "step"])
+def test_runs_on_replicas_and_in_parts_are_equal(tmp_path, without_dropout, mirrored, compile):
+    vectors = []
+    for strategy, parts in ((None, 1), (None, 2), (mirrored, 2)):
+        if strategy and compile == "step":
+            continue
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = TextEmbedder.from_pretrained(without_dropout)
+            model.train(
+                (ANCHORS, POSITIVES, NEGATIVES),
+                output_dir=tmp_path / str(len(vectors)),
+                global_batch_size=4,
+                gradient_accumulation_steps=parts,
+                epochs=3,
+                learning_rate=1e-3,
+                compile=compile,
+            )
+        vectors.append(model.predict(ANCHORS))
+    for others in vectors[1:]:
+        np.testing.assert_allclose(others, vectors[0], rtol=1e-3, atol=1e-4)
