@@ -36,11 +36,7 @@ class InspectShardsSettings:
             raise UserError("--write_manifest: requires --vocab, the vocab.txt of the shards")
 
     def check(self) -> None:
-        """Check local files without TensorFlow.
-
-        Raises:
-            UserError: If the vocabulary or the manifest cannot be read.
-        """
+        """Check local files without TensorFlow; raises UserError."""
         if self.vocab and not files.is_remote(self.vocab):
             Vocabulary.load(self.vocab)
         if not self.write_manifest and not files.is_remote(self.shards):
