@@ -95,13 +95,10 @@ def add_tokens(
 
 
 def extend_positions(pretrained: PretrainedWeights, count: int) -> PretrainedWeights:
-    """Extend the position embeddings to `count` rows.
+    """Extend the position embeddings to `count` rows, more than before.
 
     The new rows repeat the existing ones from the first on, as in Longformer (Beltagy et al. 2020,
     5): a starting point for further training.
-
-    Raises:
-        UserError: The model has as many positions already.
     """
     before = pretrained.weights[_POSITIONS]
     if count <= len(before):

@@ -122,13 +122,10 @@ class Run:
         kind: str | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> Self | None:
-        """Return the run that would be resumed in a directory, without reading data.
+        """Return the run that would be resumed in a directory, or `None`, without reading data.
 
         Remote paths are not checked, since they need TensorFlow. For the arguments see
         `check_settings`.
-
-        Returns:
-            The run, or `None` if a new one would start.
 
         Raises:
             UserError: If a run with these settings can neither start nor resume there.
@@ -149,11 +146,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike, is_writer: bool = True) -> Self:
-        """Open an existing run.
-
-        Args:
-            path: The run directory.
-            is_writer: False in all but one of several synchronized processes: nothing is written.
+        """Open an existing run; `is_writer` as in the class.
 
         Raises:
             UserError: If this is not a run directory, or its files do not belong together.

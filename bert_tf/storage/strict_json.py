@@ -91,14 +91,11 @@ def is_finite(value: Any) -> bool:
 def field(node: Any, key: str, kind: type, location: str) -> Any:
     """Return node[key] of a parsed JSON text.
 
-    Args:
-        node: The value at `location`, expected to be an object.
-        key: The key.
-        kind: Expected type: str, list, dict, int, bool or float. An integer is also a float.
-        location: File and position in it, for the error message.
+    `kind` is str, list, dict, int, bool or float; an integer is also a float. `location` is the
+    file and the position of `node` in it, for messages.
 
     Raises:
-        UserError: If the key is missing or its value is of another type.
+        UserError: If `node` is no object, the key is missing or its value is of another type.
     """
     if not isinstance(node, dict):
         raise UserError(f"{location}: expected a JSON object, received {type(node).__name__}")

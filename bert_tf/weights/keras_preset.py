@@ -89,8 +89,7 @@ def read(preset: pathlib.Path | str) -> StoredModel:
     """Read a preset, a directory or the name of a published one, with the head of its task if any.
 
     Raises:
-        UserError: A file is missing or invalid, keras-nlp cannot load the name, or it is not a BERT
-            backbone.
+        UserError: A file is invalid, keras-nlp cannot load the name, or it is not a BERT backbone.
     """
     if isinstance(preset, str):
         with tempfile.TemporaryDirectory() as directory:

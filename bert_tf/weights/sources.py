@@ -113,14 +113,10 @@ class PretrainedWeights:
     def head_for(
         self, task: Mapping[str, Any], keep: bool | None = None
     ) -> dict[str, np.ndarray] | None:
-        """Return the source's head for a task.
+        """Return the source's head for a task, as in task.json, or `None` for a new head.
 
-        Args:
-            task: The task as in task.json. Its labels may have another order than the source's.
-            keep: Whether to keep the head; `None` keeps it if task type and labels match.
-
-        Returns:
-            Arrays by our names, or `None` for a new head.
+        The labels may have another order than the source's. `keep` is whether to keep the head; by
+        default it is kept if task type and labels match.
 
         Raises:
             UserError: `keep` is true and there is no head for this task.
