@@ -16,7 +16,7 @@ from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.config import BertConfig
 from bert_tf.planning.calibration import measure_processor
 from bert_tf.planning.finetuning import estimate_finetuning
-from bert_tf.planning.serving import Serving, estimate_serving
+from bert_tf.planning.serving import estimate_serving
 from export.graph.saved_model import write_saved_model
 from tasks.finetuning.dry_run import plan_of
 from tasks.finetuning.sweep_settings import SweepSettings
@@ -77,7 +77,7 @@ def texts(data, kind, count):
 def serving(length, batch, precision):
     """Return the estimate of a request, from the measured rates."""
     device = measure_processor(SERVED, round(batch * length), precision, training=False)
-    result = estimate_serving(Serving(SERVED, length, batch, device, precision))
+    result = estimate_serving(SERVED, length, batch, device, precision)
     return {
         "estimated_ms": 1000 * result.request_seconds,
         "estimated_mb": (result.memory["peak"] + result.memory["process"]) / 1e6,

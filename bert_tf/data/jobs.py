@@ -21,8 +21,8 @@ from typing import Any
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.storage import files
-from bert_tf.system import cpus
 from bert_tf.system.command import flag, import_tensorflow
+from bert_tf.system.processes import count_processors
 
 # Writes the shard of a task, and its entry file. It is called with the values of the task and
 # returns the entry.
@@ -67,7 +67,7 @@ class RunnerSettings:
     @property
     def workers(self) -> int:
         """Maximum number of worker processes."""
-        return self.num_workers or cpus.count()
+        return self.num_workers or count_processors()
 
     @property
     def beam_options(self) -> str:
@@ -133,7 +133,7 @@ def run_local(open_writer: OpenWriter, directory: str, num_workers: int) -> Iter
         num_workers,
         multiprocessing.get_context("spawn"),
         _start,
-        (open_writer, max(1, cpus.count() // num_workers)),
+        (open_writer, max(1, count_processors() // num_workers)),
     )
     try:
         # Wait for all workers, so that an error in their setup is raised before any task.

@@ -7,7 +7,7 @@ import dataclasses
 import os
 
 from bert_tf.errors import UserError
-from bert_tf.planning.settings import PlannedDevices
+from bert_tf.planning.devices import PlannedDevices
 from bert_tf.runs.run import Run
 from bert_tf.system.command import flag
 from tasks.finetuning.settings import FinetuneSettings

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from bert_tf.model.bucketing import TOKENS_PER_CHUNK
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.byte_limit import MAX_BYTES
 from bert_tf.text.encoder_inputs import one_sequence, to_flat
+from bert_tf.text.excerpts import MAX_BYTES
 from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 

@@ -9,8 +9,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from bert_tf.text.byte_limit import truncate_utf8
-from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.excerpts import tokenize_ends, truncate_utf8
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokenizer
 from tasks.base.task import OutputSpec, SignatureSpec, Task
@@ -39,7 +38,7 @@ EMBED_OUTPUTS = {
 class Pipeline(tf.Module):
     """A task's tokenizer and model, combined; its methods map tensors to tensors.
 
-    Of each string only the first MAX_BYTES (bert_tf.text.byte_limit) are read.
+    Of each string only the first MAX_BYTES (bert_tf.text.excerpts) are read.
 
     Args:
         task: The task.

@@ -16,8 +16,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.pretraining.masked_tokens import Candidates, check_head, fill_masks
 from bert_tf.pretraining.model import LOSSES, PretrainingModel
-from bert_tf.text.byte_limit import truncate_utf8
-from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.excerpts import tokenize_ends, truncate_utf8
 from bert_tf.text.masked_text import MASK, tokenize_masked
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens
