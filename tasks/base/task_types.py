@@ -1,7 +1,7 @@
 """The task types, and the datasets known by name.
 
 A new task type is a module and an entry here. This module is free of TensorFlow, so that flags can
-be checked before it is imported; tasks/base/registry.py creates the tasks.
+be checked before it is imported; tasks/base/task.py creates the tasks.
 """
 
 from __future__ import annotations

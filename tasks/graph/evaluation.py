@@ -56,7 +56,7 @@ class Evaluator:
     def report(self, encoded: EncodedExamples) -> dict[str, Any]:
         """Return the metrics and the task's tables, by name."""
         metrics, outputs = self._measured(encoded)
-        return {**metrics, **self.task.postprocessor.report(encoded, outputs)}
+        return {**metrics, **self.task.report(encoded, outputs)}
 
     def outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
         """Return the task's `metric_inputs` of all samples.
@@ -89,14 +89,14 @@ class Evaluator:
 
         outputs = self._collected(encoded, add_losses)
         loss = sum(total / max(weight, 1e-12) for total, weight in sums.values())
-        return {**self.task.postprocessor.metrics(encoded, outputs), "loss": float(loss)}, outputs
+        return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
 
     def _collected(self, encoded, on_batch=lambda numbers, outputs: None, reduced=None):
         """Return the `reduced` outputs of all samples; `on_batch` sees each batch.
 
         By default they are the task's `metric_inputs`.
         """
-        reduced = reduced or self.task.postprocessor.metric_inputs
+        reduced = reduced or self.task.metric_inputs
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
         batches = distribute(
             lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),

@@ -16,8 +16,7 @@ from bert_tf.text.tokenizer import Tokenizer
 from tasks.base.task import OutputSpec, SignatureSpec, Task
 from tasks.data.windows import Windows
 from tasks.graph.chunking import run_in_chunks, run_texts_in_chunks
-from tasks.graph.heads import on_grid
-from tasks.graph.pooling import mean_of_tokens
+from tasks.graph.heads import mean_of_tokens, on_grid
 
 TOKENIZE_OUTPUTS = {
     "input_ids": OutputSpec("token ids, which are line numbers of assets.extra/vocab.txt from 0"),
@@ -77,7 +76,7 @@ class Pipeline(tf.Module):
         """Map strings `(B,)` per input name to the task's predictions, `(B, ...)` each."""
         texts = _limited(texts)
         windows = self._windows(**texts)
-        return self.task.postprocessor.predictions(texts, windows, self._outputs(windows, texts))
+        return self.task.predictions(texts, windows, self._outputs(windows, texts))
 
     def margin(self, **texts: tf.Tensor) -> tf.Tensor:
         """Return by how much probability each prediction leads the second best one, `(B,)`.
@@ -87,9 +86,8 @@ class Pipeline(tf.Module):
         texts = _limited(texts)
         windows = self._windows(**texts)
         outputs = self._outputs(windows, texts)
-        postprocessor = self.task.postprocessor
-        predictions = postprocessor.predictions(texts, windows, outputs)
-        return postprocessor.margin(predictions, windows, outputs)
+        predictions = self.task.predictions(texts, windows, outputs)
+        return self.task.margin(predictions, windows, outputs)
 
     def embed(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
         """Map strings `(B,)` to text vectors.
@@ -152,13 +150,12 @@ class Pipeline(tf.Module):
 
     def signature_specs(self) -> dict[str, SignatureSpec]:
         """Return the specification of each signature."""
-        task, postprocessor = self.task, self.task.postprocessor
-        inputs = task.input_descriptions
+        task, inputs = self.task, self.task.input_descriptions
         return {
             "serving_default": SignatureSpec(
-                postprocessor.description,
+                task.description,
                 inputs,
-                postprocessor.outputs,
+                task.outputs,
                 has_margin=True,
                 splits_texts=task.has_windows,
             ),
@@ -188,7 +185,7 @@ class Pipeline(tf.Module):
         if "choices" in self.task.input_names:
             # Chunks may separate the choices of an example, so each is scored alone and put on the
             # grid afterwards.
-            return {"choice": self.model.text_scores(inputs)}
+            return {"choice": self.model.text_scores(inputs)[:, 0]}
         return self.model(inputs)
 
     def _vectors(self, inputs):

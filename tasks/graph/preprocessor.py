@@ -18,7 +18,7 @@ from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.normalizer import MAX_INPUT_CHARS_PER_WORD
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import Vocabulary
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.data.readers.memory import columns_of
 
 if TYPE_CHECKING:

@@ -1,27 +1,32 @@
-"""Checkpoints of runs: where the weights of a `TaskModel` come from."""
+"""Checkpoints of runs: where the weights of a `TaskModel` come from, and its tuned values.
+
+Tuned values, thresholds and temperatures, belong to the checkpoint they were fitted to. task.json
+describes the requested task and does not change. The values are in checkpoint.json, written in one
+atomic write:
+
+    "tuned": {"values": {field of the task: value}, "metrics": {name: value with the tuned values},
+              "file": path of the dev file, "sha256": hash of that file, "warnings": [line]}
+
+Weights converted from another program have one checkpoint; task.json has their values.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import keras
 import numpy as np
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.runs import checkpoints
 from bert_tf.runs.run import Run
+from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import name_map
-from tasks.base.registry import task_from_dict
-from tasks.base.tuning import task_at, tuned_at
-
-if TYPE_CHECKING:
-    import keras
-
-    from bert_tf.config import BertConfig
-    from bert_tf.text.vocabulary import Vocabulary
-    from tasks.base.task import Task
+from tasks.base.task import Task, task_from_dict
 
 _PRETRAINED = "pretrained"  # Task type of runs without task.json, `MaskedLmTask`.
 _DROPOUT = "dropout_seed/"
@@ -38,7 +43,7 @@ class RunCheckpoint:
         run: The run.
         task: The task. A run that was only pretrained has a `MaskedLmTask`.
         path: Directory of the checkpoint.
-        tuned: What was tuned (tasks/base/tuning.py), or `None`.
+        tuned: What was tuned, or `None`.
     """
 
     run: Run
@@ -172,3 +177,19 @@ def save_run(
             tuned = {name: getattr(task, name) for name in task.tunable_fields}
             run.checkpoints.set_tuned(0, {"values": tuned, "metrics": {}})
     return run
+
+
+def tuned_at(run: Run, step: int) -> dict[str, Any] | None:
+    """Return what was tuned for the checkpoint at a step, or `None`."""
+    tuned = run.checkpoints.info(step).get("tuned")
+    if tuned is not None or "settings" in run.train:
+        return tuned
+    task = task_from_dict(run.task or {})  # Of converted weights.
+    values = {name: getattr(task, name) for name in task.tunable_fields}
+    return {"values": values, "metrics": {}} if values and not task.untuned_fields else None
+
+
+def task_at(run: Run, step: int) -> Task:
+    """Return the run's task with the values tuned for the checkpoint at a step, if any."""
+    task = task_from_dict(run.task or {})
+    return task.with_tuned((tuned_at(run, step) or {}).get("values", {}))

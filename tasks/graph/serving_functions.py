@@ -18,8 +18,7 @@ from bert_tf.runs.checkpoints import load_saved_model
 from bert_tf.system.processes import FirstCalls
 from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.packing import Packed
-from tasks.base.registry import task_from_dict
-from tasks.base.task import Task
+from tasks.base.task import Task, task_from_dict
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import jsonable
 from tasks.graph.pipeline import Pipeline
@@ -80,10 +79,7 @@ class Serving(abc.ABC):
         """
         outputs = self.call("serving_default", columns, batch_size)
         rows = zip(*(values.tolist() for values in outputs.values()), strict=True)
-        return [
-            self.task.postprocessor.strip_padding(dict(zip(outputs, row, strict=True)))
-            for row in rows
-        ]
+        return [self.task.strip_padding(dict(zip(outputs, row, strict=True))) for row in rows]
 
     def output_types(self) -> dict[str, tuple[str, int]]:
         """Return the name of the dtype and the number of list levels per predicted output."""

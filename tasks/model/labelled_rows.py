@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError, argument_names
 from bert_tf.system.scalars import to_python
-from tasks.base.registry import task_class
-from tasks.base.task import Task
+from tasks.base.task import Task, task_class
 from tasks.base.task_types import default_settings, read_file
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import as_list, jsonable, without_axis
@@ -64,8 +63,8 @@ def read_examples(
     options["max_seq_length"] = default_settings(task_type)["max_seq_length"]
     data = read_file({"kind": task_type, **options}, path)
     task = task_class(task_type).from_data(data, **options)
-    examples = task.reader.load_examples(data if labelled else os.fspath(path), labelled)
-    y = [task.reader.decode_label(label) for label in examples.labels]
+    examples = task.load_examples(data if labelled else os.fspath(path), labelled)
+    y = [task.decode_label(label) for label in examples.labels]
     return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
 
 
@@ -148,15 +147,15 @@ def examples_of(
         x, y, sample_weight = _read_dataset(x)
     if isinstance(x, Rows):
         x, y = x.x, x.y if y is None else y
-    texts = task.reader.columns(x)
+    texts = task.columns(x)
     count = len(next(iter(texts.values())))
     if y is None:
-        y = task.reader.default_labels(count)
+        y = task.default_labels(count)
     else:
-        y = as_list(column_of(task, y, not task.reader.has_lists_of_labels), "y")
+        y = as_list(column_of(task, y, not task.has_lists_of_labels), "y")
     if len(y) != count:
         raise UserError(f"y: expected {count} labels, one per row of x, received {len(y)}")
-    labels = task.reader.encode_labels(y, texts, "y" if is_batch else "y[{}]", is_batch)
+    labels = task.encode_labels(y, texts, "y" if is_batch else "y[{}]", is_batch)
     weights = _weights(task, labels, sample_weight, class_weight)
     return Examples(texts, labels, weights=weights)
 
@@ -245,7 +244,7 @@ def class_factors(task: Task, class_weight: Mapping[Any, float]) -> dict[int, fl
             f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
         )
     class_weight = to_python(dict(class_weight))
-    labels = task.reader.encode_labels(list(class_weight), {}, "class_weight")
+    labels = task.encode_labels(list(class_weight), {}, "class_weight")
     return {
         label: _weight(f"class_weight: {name!r}", factor)
         for label, (name, factor) in zip(labels, class_weight.items(), strict=True)

@@ -102,7 +102,7 @@ def targets(
         weight: Loss weight per row.
         class_weight: Loss weight by label name or id.
     """
-    y, weight = column_of(task, y, not task.reader.has_lists_of_labels), column_of(task, weight)
+    y, weight = column_of(task, y, not task.has_lists_of_labels), column_of(task, weight)
     if isinstance(y, tf.RaggedTensor):
         # Unsigned integers have no -1.
         y = y.to_tensor("") if y.dtype == tf.string else tf.cast(y, tf.int64).to_tensor(-1)

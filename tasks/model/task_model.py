@@ -4,8 +4,8 @@
     model.fit(texts, labels)
     model.predict_rows(["My invoice is wrong."])[0]["label"]
 
-A `TaskModel` joins four parts: a reader (rows to examples), a preprocessor (strings to token ids),
-a network (token ids to outputs) and a postprocessor (outputs to predictions and metrics).
+A `TaskModel` joins three parts: a preprocessor (strings to token ids), a network (token ids to
+outputs), and the task, which knows how rows become examples, and outputs predictions and metrics.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from bert_tf.train.losses import FunctionLoss
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
 from bert_tf.train.step import TrainStep, batch_counter, innermost
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
-from tasks.base.registry import task_from_dict
-from tasks.base.task import Task
+from tasks.base.task import Task, task_from_dict
 from tasks.base.task_types import default_settings
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.data.readers.memory import columns_of
@@ -394,7 +393,7 @@ class TaskModel(keras.Model):
         return self.serving.attention(self._columns(x))
 
     def _columns(self, x):
-        return self.task.reader.columns(inputs_of(x))
+        return self.task.columns(inputs_of(x))
 
     # Training.
 
@@ -830,9 +829,7 @@ class TaskModel(keras.Model):
     def tune(self, x: Any, y: Any = None) -> Self:
         """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
         encoded = self.encode(x, y)
-        self.preprocessor.task = self.task.postprocessor.tune(
-            encoded, self.evaluator().outputs(encoded)
-        )
+        self.preprocessor.task = self.task.tune(encoded, self.evaluator().outputs(encoded))
         return self
 
     def evaluator(self, batch_size: int = 64) -> Evaluator:
@@ -901,7 +898,7 @@ class TaskModel(keras.Model):
         if unlabelled is not None:
             if teacher is None:
                 raise UserError("unlabelled: requires teacher")
-            rows = [Examples(task.reader.columns(inputs_of(unlabelled)), [])]
+            rows = [Examples(task.columns(inputs_of(unlabelled)), [])]
             digests |= digests_of(["unlabelled"], rows)
         if teacher is not None:
             distillation = Distillation(

@@ -5,7 +5,7 @@ hidden size, V vocabulary size, K predictions, M masks of a chunk.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn, Self
 
 import keras
@@ -24,10 +24,9 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.decisions import top2_gap
-from tasks.base.task import OutputSpec, Postprocessor, Reader, SignatureSpec, Task
+from tasks.base.task import OutputSpec, SignatureSpec, Task
 from tasks.data.examples import Tensors
 from tasks.data.readers.memory import columns_of
-from tasks.data.readers.rows import BadRow, Example, FileRows, Source
 from tasks.data.windows import Windows, one_window_each
 from tasks.graph.pipeline import Pipeline
 from tasks.model.task_model import TaskModel
@@ -35,28 +34,11 @@ from tasks.model.task_model import TaskModel
 NUM_PREDICTIONS = 5  # Entries returned per text.
 
 
-class MaskedLmReader(Reader["MaskedLmTask"]):
-    """Reader of texts without labels."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLmTask(Task):
+    """Masked language model: the most probable entries at the first [MASK] of a text."""
 
-    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
-        """Return the rows of a file; there are no labelled rows."""
-        if labelled:
-            raise UserError(
-                f"{data}: the run is only pretrained and cannot be evaluated on labelled rows; use "
-                "bert_tf.pretrain --eval_shards"
-            )
-        return super().iter_rows(data, labelled)
-
-    def default_labels(self, count: int) -> NoReturn:
-        """Raise UserError, since texts are not masked here."""
-        raise UserError(
-            "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"
-        )
-
-
-class MaskedLmPostprocessor(Postprocessor["MaskedLmTask"]):
-    """Postprocessor of the most probable tokens, which `MaskedLmPipeline` computes."""
-
+    kind = "pretrained"
     description = "Predicts the token at the first [MASK] of a text."
     outputs = {
         # A near tie is one of the best token; the order of the next ones may differ, too.
@@ -65,29 +47,13 @@ class MaskedLmPostprocessor(Postprocessor["MaskedLmTask"]):
         ),
         "score": OutputSpec("probabilities of these tokens"),
     }
-
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the pipeline's outputs unchanged."""
-        return dict(outputs)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""
-        margin_N = top2_gap(predictions["score"])
-        return tf.where(predictions["score"][:, 0] > 0, margin_N, float("inf"))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLmTask(Task):
-    """Masked language model: the most probable entries at the first [MASK] of a text."""
-
-    kind = "pretrained"
-    reader_class = MaskedLmReader
-    postprocessor_class = MaskedLmPostprocessor
     input_names = ("text",)
     losses = LOSSES
     accuracies = tuple(LOSSES)
+    no_labels = (
+        "the run is only pretrained and cannot be evaluated on labelled rows; use "
+        "bert_tf.pretrain --eval_shards"
+    )
 
     def encode(
         self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
@@ -103,6 +69,17 @@ class MaskedLmTask(Task):
     def build_model(self, config: BertConfig, dtype: str = "float32") -> PretrainingModel:
         """Return the pretraining model."""
         return PretrainingModel(config, dtype=dtype)
+
+    def default_labels(self, count: int) -> NoReturn:
+        """Raise UserError, since texts are not masked here."""
+        raise UserError(
+            "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"
+        )
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""
+        margin_N = top2_gap(predictions["score"])
+        return tf.where(predictions["score"][:, 0] > 0, margin_N, float("inf"))
 
 
 class MaskedLmPipeline(Pipeline):

@@ -34,7 +34,7 @@ def test_bio_labels_have_prefix_and_type():
     assert bio.is_begin_C.tolist() == [False, False, True, True, False]
     assert bio.inside_C.tolist() == [0, 1, 1, 4, 4]
     assert bio.begin_Y.tolist() == [2, 3]
-    assert BioLabels.of_types(("X", "Y")).labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
+    assert BioLabels.of_names(("X", "Y")).labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
     assert entity_type("I-LOC", "") == "LOC"
     for labels in ((), ("O",), ("B-X", "I-X", "O"), ("O", "B-X"), ("O", "B-X", "I-X", "I-X")):
         with pytest.raises(UserError, match="labels: .*expected O first, then B- and I- of each"):
@@ -132,7 +132,7 @@ def test_entities_that_overlap_in_a_basic_token_or_cover_none(tokenizer):
 def test_all_entities_of_wnut17_are_restored(data_dir):
     get_entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities
     sentences, tags = read_columns(data_dir / "ner" / "wnut17" / "wnut17train.conll")
-    bio = BioLabels.of_types(
+    bio = BioLabels.of_names(
         sorted({entity_type(tag, "") for of_text in tags for tag in of_text.split()} - {None})
     )
     vocabulary = Vocabulary.load(data_dir / "vocab" / "uncased" / "vocab.txt")

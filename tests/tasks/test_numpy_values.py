@@ -9,7 +9,7 @@ import pytest
 from bert_tf import BertConfig, UserError
 from bert_tf.system.scalars import to_python
 from tasks import TextClassifier, load_model
-from tasks.base.registry import task_class
+from tasks.base.task import task_class
 from tasks.base.task_types import TASK_TYPES
 from tasks.model.task_model import TaskModel
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS, create

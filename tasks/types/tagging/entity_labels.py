@@ -79,9 +79,11 @@ class BioLabels:
         self.begin_Y = np.array([ids[f"B-{name}"] for name in self.types], np.int32)
 
     @classmethod
-    def of_types(cls, types: Iterable[str]) -> "BioLabels":
-        """Create O, then B- and I- of each type, in the order of `types`."""
-        return cls(("O", *(f"{prefix}-{name}" for name in types for prefix in "BI")))
+    def of_names(cls, names: Sequence[str], location: str = "labels") -> "BioLabels":
+        """Create the labels of entity types in their order; with O they are complete BIO labels."""
+        if "O" in names:
+            return cls(names, location)
+        return cls(("O", *(f"{prefix}-{name}" for name in names for prefix in "BI")))
 
 
 class JoinedWords(NamedTuple):
