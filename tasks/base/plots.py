@@ -141,17 +141,9 @@ def are_complete(run: Run) -> bool:
 
 
 def write(run: Run, plots: Mapping[str, Plot]) -> str:
-    """Write loss.png and one image per plot to RUN/plots.
+    """Write loss.png and one image per plot to RUN/plots, and return the directory.
 
-    Args:
-        run: Open run.
-        plots: Plots by file name without suffix.
-
-    Returns:
-        The directory.
-
-    Raises:
-        UserError: If matplotlib is not installed.
+    Raises UserError if matplotlib is not installed.
     """
     pyplot = import_pyplot()
     directory = run.file(DIRECTORY)

@@ -46,6 +46,7 @@ from tasks.data.readers.rows import (
 from tasks.data.windows import Windows
 
 Loss = Callable[..., tf.Tensor]
+Tokenize = Callable[[tf.Tensor], Tokens]  # Of a `Tokenizer`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,13 @@ class SignatureSpec:
 def described(description: str, default: Any = dataclasses.MISSING) -> Any:
     """Return a dataclass field that predictions depend on, with its meaning for people."""
     return dataclasses.field(default=default, metadata={"description": description})
+
+
+def cut_lists(row: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return a prediction with the first entries of each list."""
+    return {
+        name: value[:count] if isinstance(value, list) else value for name, value in row.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -387,14 +395,12 @@ class Task(abc.ABC):
     # From examples to batches.
 
     @abc.abstractmethod
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and pack texts, in the graph.
 
         Args:
             texts: Strings `(N,)` by input name; `(N, C)` for those in `INPUT_RANKS`.
-            tokenize: `Tokenizer.tokenize` or `Tokenizer.tokenize_with_offsets`.
+            tokenize: `Tokenizer.tokenize`, or `tokenize_with_offsets` if `needs_offsets`.
             vocabulary: Vocabulary of the ids.
         """
 
@@ -441,9 +447,7 @@ class Task(abc.ABC):
     ) -> None:
         """Initialize weights of a new head from the training examples."""
 
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return what is served, `(B, ...)` by name, in the graph; by default the outputs."""
         return dict(outputs)
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Self
-
-import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
-from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
-from tasks.base.task import Task, described
+from tasks.base.task import Task, Tokenize, described
 from tasks.data.examples import EncodedExamples, Tensors
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.tables import text_names
@@ -61,9 +57,7 @@ class TextTask(Task):
         of_glue = GLUE.get(self.file_format)
         return text_names(len(of_glue.columns if of_glue else self.text_columns))
 
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and truncate texts to one window each."""
         names = self.input_names
         budget = token_budget(len(names), self.max_seq_length)

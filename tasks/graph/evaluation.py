@@ -33,15 +33,9 @@ class Evaluator:
         log: Callable[[str], None] = lambda line: None,
         is_compiled: bool = False,
     ):
-        """Keep the arguments.
+        """Evaluate the task's model, which was created in the scope of `strategy`.
 
-        Args:
-            task: Provides losses and metrics.
-            model: The task's model, created in the scope of `strategy`.
-            strategy: Distribution strategy.
-            replica_batch_size: Samples per replica and step.
-            log: Callable that takes lines of progress.
-            is_compiled: Compiles the model with XLA, which requires examples with static shapes.
+        Compiled by XLA (`is_compiled`), it requires examples with static shapes.
         """
         self.task, self.model, self.strategy = task, model, strategy
         self._on_replica = self._outputs_of_replica
@@ -59,11 +53,9 @@ class Evaluator:
         return {**metrics, **self.task.report(encoded, outputs)}
 
     def outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
-        """Return the task's `metric_inputs` of all samples.
+        """Return the task's `metric_inputs` of all samples, `(S, ...)` by output name.
 
-        Returns:
-            Arrays `(S, ...)` by output name, in the order of the samples. Outputs per token are
-            padded to the task's max_seq_length with MASKED_SCORE.
+        Outputs per token are padded to the task's max_seq_length with MASKED_SCORE.
         """
         return self._collected(encoded)
 
@@ -158,13 +150,7 @@ class FeatureExamples(EncodedExamples):
     """
 
     def __init__(self, encoded: EncodedExamples, evaluator: Evaluator, log: Callable[[str], None]):
-        """Wrap encoded examples.
-
-        Args:
-            encoded: The token ids.
-            evaluator: Evaluator of a model that has an output "vector".
-            log: Callable that takes log lines.
-        """
+        """Wrap token ids, and the evaluator of a model that has an output "vector"."""
         super().__init__(
             encoded.task,
             encoded.examples,

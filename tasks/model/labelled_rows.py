@@ -86,13 +86,7 @@ def inputs_of(x: Any) -> Any:
 def first_batches(x: Any, steps: int | None, name: str = "steps") -> Any:
     """Return the first batches of a dataset; x itself if `steps` is `None`.
 
-    Args:
-        x: A dataset. Other rows have no batches yet.
-        steps: Number of batches.
-        name: Name of this argument, for the message.
-
-    Raises:
-        UserError: If x is no dataset, or the number is wrong.
+    Raises UserError, with the name of the argument, if x is no dataset or the number is wrong.
     """
     if steps is None:
         return x
@@ -131,8 +125,8 @@ def examples_of(
 
     Args:
         task: The task.
-        x: Rows, see `TaskModel.fit`; or `Examples` of the task.
-        y: Labels, see `TaskModel.fit`.
+        x: Rows, labels and weights as of `TaskModel.fit`; or `Examples` of the task.
+        y: Labels.
         sample_weight: Loss weight per row.
         class_weight: Loss weight by label name or id.
         is_batch: Whether the rows are a batch of a dataset; messages then number no labels.
@@ -197,10 +191,8 @@ def split(examples: Examples, fraction: Any) -> tuple[Examples, Examples]:
 def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:
     """Return labels or weights without what Keras allows around them, otherwise unchanged.
 
-    Args:
-        task: The task.
-        values: A column, also as a dict by the name of the task's output, or of shape (N, 1).
-        is_scalar: Whether a row has one value, so that the shape (N, 1) means (N,).
+    That is, a dict by the name of the task's output and, if a row has one value (`is_scalar`), a
+    shape of (N, 1).
     """
     if isinstance(values, Mapping) and len(task.losses) == 1 and set(values) == set(task.losses):
         (values,) = values.values()
@@ -228,14 +220,9 @@ def _weights(task, labels, sample_weight, class_weight):
 
 
 def class_factors(task: Task, class_weight: Mapping[Any, float]) -> dict[int, float]:
-    """Return class_weight by label id.
+    """Return class_weight, given by label name or id, by label id.
 
-    Args:
-        task: The task.
-        class_weight: Loss weight by label name or id.
-
-    Raises:
-        UserError: If the task has no classes, or a label or weight is wrong.
+    Raises UserError if the task has no classes, or a label or weight is wrong.
     """
     if not task.has_classes:
         raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")

@@ -43,20 +43,15 @@ POOLING = {"cls": first_token, "mean": mean_of_tokens}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingTask(TextTask):
-    """One vector per text or pair of texts. It has no labels and is not trained.
-
-    Attributes:
-        layers: A key of LAYERS.
-        pooling: "cls" for the vector of [CLS], or "mean" over all tokens, [CLS] and [SEP] included.
-    """
+    """One vector per text or pair of texts. It has no labels and is not trained."""
 
     kind = "embedding"
     description = "Returns a vector for a text or for a pair of texts."
     outputs = {"vector": OutputSpec("vector of the text or pair", is_vector=True)}
     no_labels = "an embedding has no metrics; expected a run with labels, or tasks.predict"
 
-    layers: str = "last"
-    pooling: str = "mean"
+    layers: str = "last"  # A key of LAYERS.
+    pooling: str = "mean"  # A key of POOLING.
 
     def __post_init__(self) -> None:
         for name, expected in (("layers", LAYERS), ("pooling", POOLING)):
@@ -83,9 +78,6 @@ class EmbeddingModel(keras.Model):
         layers: A key of LAYERS.
         pooling: A key of POOLING.
         dtype: Keras dtype policy of the encoder.
-
-    Attributes:
-        vector_size: D.
     """
 
     def __init__(

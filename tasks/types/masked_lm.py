@@ -5,7 +5,8 @@ hidden size, V vocabulary size, K predictions, M masks of a chunk.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Collection
 from typing import Any, NoReturn, Self
 
 import keras
@@ -20,11 +21,10 @@ from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.masked_text import MASK, tokenize_masked
 from bert_tf.text.packing import pack, token_budget
-from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.decisions import top2_gap
-from tasks.base.task import OutputSpec, SignatureSpec, Task
+from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize
 from tasks.data.examples import Tensors
 from tasks.data.readers.memory import columns_of
 from tasks.data.windows import Windows, one_window_each
@@ -55,9 +55,7 @@ class MaskedLmTask(Task):
         "bert_tf.pretrain --eval_shards"
     )
 
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and pack texts, in which the string "[MASK]" is the mask token."""
 
         def with_masks(texts):
@@ -85,8 +83,10 @@ class MaskedLmTask(Task):
 class MaskedLmPipeline(Pipeline):
     """Pipeline with signatures for both heads: masked_lm, the default, and next_sentence."""
 
-    def _make_signatures(self):
-        signatures = super()._make_signatures()
+    @functools.cached_property
+    def signatures(self) -> dict[str, tf.types.experimental.GenericFunction]:
+        """See `Pipeline.signatures`."""
+        signatures = super().signatures
         signatures["masked_lm"] = signatures["serving_default"]
         if "next_sentence" in self.token_functions:
             names = ("text_a", "text_b")
@@ -115,15 +115,7 @@ class MaskedLmPipeline(Pipeline):
         return {**specs, "masked_lm": masked_lm, "next_sentence": next_sentence}
 
     def next_sentence(self, text_a: tf.Tensor, text_b: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Predict whether one text continues another.
-
-        Args:
-            text_a: string `(B,)`.
-            text_b: string `(B,)`.
-
-        Returns:
-            Dict of `is_next`, float32 `(B,)`, the probability that text_b follows text_a.
-        """
+        """Return `is_next`, float32 `(B,)`, the probability that text_b follows text_a."""
         budget = token_budget(2, self.task.max_seq_length)
         segments = [
             tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)

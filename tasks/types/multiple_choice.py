@@ -7,7 +7,7 @@ Shape suffixes: B questions, C choices of the question that has most, W choices 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.decisions import top2_gap
-from tasks.base.task import OutputSpec, Task
+from tasks.base.task import OutputSpec, Task, Tokenize
 from tasks.data.examples import Arrays, EncodedExamples, Tensors
 from tasks.data.windows import Windows
 from tasks.graph.heads import ChoiceModel
@@ -39,12 +39,9 @@ class MultipleChoiceTask(Task):
 
     An empty string is a missing choice: it is never selected and its probability is 0. The
     prediction for a question without choices is -1.
-
-    Attributes:
-        file_format: Format of the files, see tasks.data.readers.choices.
     """
 
-    file_format: str = "rows"
+    file_format: str = "rows"  # See tasks.data.readers.choices.
 
     kind = "multiple_choice"
     description = "Predicts which of several choices fits a prompt best."
@@ -63,9 +60,7 @@ class MultipleChoiceTask(Task):
     losses = {"choice": softmax_cross_entropy}
     soft_losses = {"choice": softmax_divergence}
 
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and pack each choice with its prompt, one window per choice."""
         prompt_B, choices_BC = texts["prompt"], texts["choices"]
         tf.debugging.assert_equal(
@@ -105,9 +100,7 @@ class MultipleChoiceTask(Task):
             raise ValueError(f"choice {value}: expected one that is not empty")
         return value
 
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""
         scores_BC = outputs["choice"]
         # Compared like this, a score that is NaN is not taken for a missing choice.

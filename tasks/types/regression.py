@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.train.losses import squared_difference, squared_error
@@ -57,9 +56,7 @@ class RegressionTask(LabelledTextTask):
         """Return the encoder with one linear output."""
         return SequenceClassifier(config, 1, output="value", name=self.kind, dtype=dtype)
 
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return the predicted value, float32 `(B,)`."""
         return {"value": outputs["value"][:, 0]}
 

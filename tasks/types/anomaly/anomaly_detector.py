@@ -41,18 +41,12 @@ from tasks.types.anomaly.autoencoder import AutoencoderModel
 class AnomalyTask(TextTask):
     """Detection of rows whose label is not in `normal_labels`.
 
-    In a file without labels, every row is normal.
-
-    Attributes:
-        label_column: Column of the labels; None means "label" in files that have it.
-        normal_labels: Labels of normal rows; empty if the training file has no labels.
-        latent_dim: Size of the autoencoder's code.
-        false_alarm_rate: Largest fraction of the normal dev rows that the threshold may flag.
-        threshold: Smallest score of an anomaly, tuned on dev; None until then.
+    In a file without labels, every row is normal. No `label_column` means "label" in files that
+    have it.
     """
 
-    normal_labels: tuple[str, ...] = ()
-    latent_dim: int = 32
+    normal_labels: tuple[str, ...] = ()  # Empty if the training file has no labels.
+    latent_dim: int = 32  # Size of the autoencoder's code.
     false_alarm_rate: float = described(
         "maximum fraction of normal dev texts above the threshold", 0.05
     )
@@ -190,9 +184,7 @@ class AnomalyTask(TextTask):
         threshold = threshold_for_false_alarms(outputs["score"][is_normal_N], self.false_alarm_rate)
         return dataclasses.replace(self, threshold=threshold)
 
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return the score and the decision per text."""
         return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
 

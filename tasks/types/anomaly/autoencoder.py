@@ -62,11 +62,7 @@ class AutoencoderModel(keras.Model):
         self.components_HK = fixed("components", (hidden_size, self.latent_dim), "zeros")
 
     def adapt(self, vectors_NH: np.ndarray | tf.Tensor) -> None:
-        """Fit mean, spread and principal components, and initialize the autoencoder with PCA.
-
-        Args:
-            vectors_NH: Features of the training texts, float32 `(N, H)`.
-        """
+        """Fit mean, spread and components to features `(N, H)`, and initialize with PCA."""
         vectors_NH = np.asarray(vectors_NH)
         # Sums over many texts lose precision in float32.
         mean_H = vectors_NH.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -90,8 +86,8 @@ class AutoencoderModel(keras.Model):
 
         Args:
             inputs: Batch in either layout, or `{"vector": (B, H)}` with precomputed features.
-            training: Ignored; there is no dropout.
-            seed: Ignored; passed by the train step.
+            training: Ignored, as is the seed; there is no dropout.
+            seed: Passed by the train step.
 
         Returns:
             Dict of float32: `score` `(B,)`, reconstruction error of the autoencoder; `pca` `(B,)`,

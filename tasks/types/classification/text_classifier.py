@@ -61,18 +61,10 @@ _LOSSES: dict[str, tuple[Loss, Loss]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassificationTask(LabelledTextTask):
-    """Classification into `labels`, whose order defines the label ids.
+    """Classification into `labels`, whose order defines the label ids; see `TextClassifier`.
 
-    Attributes:
-        class_weights: Loss weight per label; () weights all examples equally.
-        balanced_sampling: Draw all classes equally often in training.
-        focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
-        prior_bias: Start the head at the label frequencies.
-        rare_label: Predicted if its probability >= its threshold, else the best other label is.
-        threshold_objective: "f1", "precision=P", "recall=R", or None for no tuning.
-        calibrate: Fit `temperature`, by which logits are divided, on dev.
-        thresholds: Tuned on dev: for the second of two labels, for the rare label, or for each
-            label with `multi_label`. None means 0.5, or argmax for a rare label.
+    `thresholds` are tuned on dev: for the second of two labels, for the rare label, or for each
+    label with `multi_label`. None means 0.5, or argmax for a rare label.
     """
 
     labels: tuple[str, ...]
@@ -418,9 +410,7 @@ class ClassificationTask(LabelledTextTask):
         threshold = self.thresholds[0] if self.thresholds else 0.5
         return decide_one(outputs["label"], temperature, positive, threshold)
 
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return label, score and probabilities per text."""
         decision = self.decision(outputs)
         names_C = tf.constant(self.labels)

@@ -10,7 +10,7 @@ window.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import keras
@@ -20,12 +20,11 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import half_softmax_cross_entropy, half_softmax_divergence
 from tasks.base.decisions import top2_gap
 from tasks.base.plots import Plot, draw_bars
-from tasks.base.task import OutputSpec, Task, described
+from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list
 from tasks.data.readers.rows import FileRows, Source, raise_bad_rows
@@ -43,21 +42,13 @@ QUESTIONS_PER_BATCH = 256  # Bounds the memory of the spans in an evaluation.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringTask(Task):
-    """Extractive question answering; a label is a tuple of answers (text, start).
-
-    Attributes:
-        doc_stride: Tokens between the starts of two windows.
-        max_query_length: Maximum tokens per question.
-        max_answer_length: Maximum tokens per answer.
-        may_be_impossible: Whether questions may have no answer; their label is ().
-        null_threshold: No-answer scores above it mean "no answer". `None` until tuned; then the
-            threshold is 0, as in google-research/bert.
-    """
+    """Extractive question answering; a label is a tuple of answers (text, start), () for none."""
 
     doc_stride: int = described("tokens between the starts of the windows of a longer text", 128)
     max_query_length: int = described("maximum tokens of a question; the rest is removed", 64)
     max_answer_length: int = described("maximum tokens of an answer", 30)
     may_be_impossible: bool = described("whether a question may have no answer", False)
+    # Until it is tuned, the threshold is 0, as in google-research/bert.
     null_threshold: float | None = described("no-answer score above which there is no answer", None)
 
     kind = "span_qa"
@@ -171,9 +162,7 @@ class QuestionAnsweringTask(Task):
             )
         return kept
 
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize questions and contexts into overlapping windows."""
         return pack_windows(
             tokenize_ends(tokenize, texts["question"], self.max_query_length),
@@ -185,13 +174,10 @@ class QuestionAnsweringTask(Task):
         )
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
-        """Return the position per window of the first answer's first and last token.
+        """Return the position per window of the first answer's first and last token, int32 `(W,)`.
 
         The tokens of an answer are those that contain at least one character of it. A window
-        without the complete answer has position 0, [CLS].
-
-        Returns:
-            Labels {"start", "end"}: int32 `(W,)`; weights: float32 `(W,)` of ones.
+        without the complete answer has position 0, [CLS]. Weights are ones.
         """
         # A question without a usable answer gets the span (0, 0), which contains no character.
         start_N, end_N = np.array([span or (0, 0) for span in _spans(examples)], np.int32).T
@@ -243,9 +229,7 @@ class QuestionAnsweringTask(Task):
         """Return the encoder with a span head."""
         return SpanModel(config, name=self.kind, dtype=dtype)
 
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Select the answer and the N_BEST candidates per question (`select_answer`)."""
         best = self._best_spans(outputs, windows, texts["context"], N_BEST)
         return select_answer(best, self._threshold)
@@ -263,10 +247,7 @@ class QuestionAnsweringTask(Task):
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
         """Remove the candidates that are padding, whose start is -1."""
-        count = sum(start >= 0 for start in row["nbest_start"])
-        return {
-            name: value[:count] if isinstance(value, list) else value for name, value in row.items()
-        }
+        return cut_lists(row, sum(start >= 0 for start in row["nbest_start"]))
 
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return exact match and F1, from 0 to 1, of evaluate-v1.1 or evaluate-v2.0.

@@ -8,7 +8,7 @@ Shape suffixes: B texts, W windows of them, (L) tokens of a window, C labels, T 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import keras
@@ -17,11 +17,10 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
-from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.plots import MAX_LABELS, Plot, draw_bars
-from tasks.base.task import OutputSpec, Task, described
+from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list, named, without_axis
 from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
@@ -52,17 +51,11 @@ FEW_TYPES = 20  # With more entity types there are no metrics per type.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaggingTask(Task):
-    """Entity tagging; an example's label is `WordTags` or a list of entities.
+    """Entity tagging; an example's label is `WordTags` or a list of entities."""
 
-    Attributes:
-        labels: BIO tags, O first.
-        doc_stride: Tokens between the starts of two windows.
-        text_column: Name of the text in tables.
-    """
-
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # BIO tags, O first.
     doc_stride: int = described("tokens between the starts of the windows of a longer text")
-    text_column: str = "text"
+    text_column: str = "text"  # In tables.
 
     kind = "tagging"
     description = "Extracts the entities of a text: their text, type and position."
@@ -94,18 +87,10 @@ class TaggingTask(Task):
         text_columns: Sequence[str] = ("text",),
         **options: Any,
     ) -> Self:
-        """Create the task from a training file.
+        """Create the task from a training file, by default with its entity types, sorted.
 
-        Args:
-            data: Training file, or its rows.
-            max_seq_length: Maximum tokens per window.
-            labels: Entity types, or BIO tags with O; by default the types of the file, sorted.
-            doc_stride: Tokens between the starts of two windows; by default half a window.
-            text_columns: Name of the text in tables.
-            **options: Further fields of the task.
-
-        Raises:
-            UserError: If the file contains no entity.
+        `labels` are entity types, or BIO tags with O; `doc_stride` is half a window by default.
+        Raises UserError if the file contains no entity.
         """
         (text_column,) = text_columns
         task = cls(
@@ -152,9 +137,7 @@ class TaggingTask(Task):
         """Return the entity types, for the log."""
         return f"; entities {', '.join(self.bio.types)}"
 
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize texts into overlapping windows; `is_first` marks tokens that have labels."""
         tokens = tokenize(texts["text"])
         windows = pack_windows(None, tokens, vocabulary, self.max_seq_length, self.doc_stride)
@@ -203,7 +186,7 @@ class TaggingTask(Task):
             numbers = {label: number for number, label in enumerate(bio.labels)}
             ids_N = np.array([numbers[tag] for item in items for tag in item.tags], np.int32)
             labelled = label_words(bio, words, tokens, ids_N, is_first_T)
-            missing = labelled.num_without_token
+            missing = int(np.sum(labelled.firsts < 0))
             counts = {"words have no token; they are predicted as O": missing}
             count = len(ids_N)
         else:
@@ -321,9 +304,7 @@ class TaggingTask(Task):
         # Spans are compared at token borders, since the model cannot predict others.
         return word_predictions(bio, labelled.labels, labelled), predicted
 
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return the entities per text (`tasks.types.tagging.entity_spans.entities`)."""
         return entities(texts["text"], windows, outputs["tag"], self.bio)
 
@@ -333,10 +314,7 @@ class TaggingTask(Task):
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
         """Keep the first `num_entities` entries of each list."""
-        return {
-            name: value[: row["num_entities"]] if isinstance(value, list) else value
-            for name, value in row.items()
-        }
+        return cut_lists(row, row["num_entities"])
 
 
 def _joined(row, what):
