@@ -14,6 +14,7 @@ from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokenizer
 from tasks.base.task import OutputSpec, SignatureSpec, Task
+from tasks.data.examples import Tensors
 from tasks.data.windows import Windows
 from tasks.graph.chunking import run_in_chunks, run_texts_in_chunks
 from tasks.graph.heads import mean_of_tokens, on_grid
@@ -72,7 +73,7 @@ class Pipeline(tf.Module):
         """Tokenize strings `(B,)` per input name into windows, to encode a dataset."""
         return self._encode(*(texts[name] for name in self.task.input_names))
 
-    def predict(self, **texts: tf.Tensor) -> dict[str, tf.Tensor]:
+    def predict(self, **texts: tf.Tensor) -> Tensors:
         """Map strings `(B,)` per input name to the task's predictions, `(B, ...)` each."""
         return self.task.predictions(*self._computed(texts))
 

@@ -110,11 +110,16 @@ class TaskModel(keras.Model):
             else `None`.
     """
 
-    source: RunCheckpoint | None
+    source: RunCheckpoint | None = None
     task_class: ClassVar[type[Task]]
     options: ClassVar[tuple[str, ...]] = ()
     pipeline_class: type[Pipeline] = Pipeline
     has_head: ClassVar[bool] = True  # Beside what all pretrained weights of its class contain.
+    # Made when they are needed, and by `compile`.
+    _serving: Any = None
+    _evaluator: Any = None
+    _step: Any = None
+    _loss_means: Any = None
 
     def __init__(
         self,
@@ -136,10 +141,9 @@ class TaskModel(keras.Model):
         super().__init__(name=task.kind, dtype=_dtype_policy(dtype), **kwargs)
         self.seed, self.frozen_layers = to_python(seed), to_python(frozen_layers)
         self.has_new_head = has_new_head and self.has_head
-        self.config, self.source = config, None
+        self.config = config
         # Keras would replace a dict by a tracked copy.
         object.__setattr__(self, "record", dict(record or {}))
-        self._serving = self._evaluator = self._step = self._loss_means = None
         self._created_in, self._process = tf.distribute.get_strategy(), os.getpid()
         self._graph_lock = threading.RLock()  # Of graphs, which are built once.
         self.network = network or task.build_model(config, self.dtype_policy)

@@ -1,4 +1,4 @@
-"""Options against class imbalance: weights of classes, their sampling, and thresholds.
+"""Options against class imbalance: weights of classes, their sampling, and their threshold.
 
 Does not import TensorFlow, so that flags can be checked before that import.
 
@@ -31,10 +31,8 @@ def check_options(
         UserError: The options contradict each other; the message starts with the flag.
     """
     if multi_label:
-        for name, value in (
-            ("class_weights", class_weights),
-            ("balanced_sampling", balanced_sampling),
-        ):
+        given = {"class_weights": class_weights, "balanced_sampling": balanced_sampling}
+        for name, value in given.items():
             if value:
                 raise UserError(
                     f"--{name}: not supported with --multi_label, where rows have no single class; "
@@ -54,35 +52,6 @@ def check_options(
         parse_objective(threshold_objective)
     if class_weights and not _is_balanced(class_weights):
         _numbers(class_weights)
-
-
-def check_thresholds(
-    labels: Sequence[str],
-    multi_label: bool,
-    rare_label: str | None,
-    threshold_objective: str | None,
-) -> None:
-    """Check the options of thresholds against the labels; arguments as in `check_options`.
-
-    Raises:
-        UserError: If no label has a threshold, or `rare_label` is none of those that can have it.
-    """
-    if multi_label:
-        return  # Every label has a threshold.
-    is_binary = len(labels) == 2
-    if rare_label is None:
-        if threshold_objective is not None and not is_binary:
-            raise UserError(
-                f"--threshold_objective={threshold_objective}: with {len(labels)} labels, only "
-                "--rare_label has a threshold; set it"
-            )
-    elif rare_label not in labels:
-        raise UserError(f"--rare_label={rare_label}: expected one of {', '.join(labels)}")
-    elif is_binary and rare_label != labels[1]:
-        raise UserError(
-            f"--rare_label={rare_label}: of two labels, the second is the positive label; "
-            f"set --labels={labels[1]},{labels[0]}"
-        )
 
 
 def class_weights_of(

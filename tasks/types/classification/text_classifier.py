@@ -129,10 +129,11 @@ class ClassificationTask(LabelledTextTask):
         weights = class_imbalance.class_weights_of(
             class_weights, labels, [counts[label] for label in labels]
         )
-        class_imbalance.check_thresholds(labels, task.multi_label, task.rare_label, objective)
-        return dataclasses.replace(
+        task = dataclasses.replace(
             task, labels=labels, class_weights=weights, threshold_objective=objective
         )
+        task._check_thresholds()
+        return task
 
     @classmethod
     def from_options(
@@ -170,10 +171,27 @@ class ClassificationTask(LabelledTextTask):
             ),
             **options,
         )
-        class_imbalance.check_thresholds(
-            names, task.multi_label, task.rare_label, task.threshold_objective
-        )
+        task._check_thresholds()
         return task
+
+    def _check_thresholds(self):
+        """Raise UserError if no label has the threshold that the options ask for."""
+        if self.multi_label:
+            return  # Every label has a threshold.
+        rare_label, labels = self.rare_label, self.labels
+        if rare_label is None:
+            if self.threshold_objective is not None and not self.is_binary:
+                raise UserError(
+                    f"--threshold_objective={self.threshold_objective}: with {len(labels)} labels, "
+                    "only --rare_label has a threshold; set it"
+                )
+        elif rare_label not in labels:
+            raise UserError(f"--rare_label={rare_label}: expected one of {', '.join(labels)}")
+        elif self.is_binary and rare_label != labels[1]:
+            raise UserError(
+                f"--rare_label={rare_label}: of two labels, the second is the positive label; "
+                f"set --labels={labels[1]},{labels[0]}"
+            )
 
     @property
     def has_classes(self) -> bool:
