@@ -60,6 +60,19 @@ class MultipleChoiceTask(Task):
     losses = {"choice": softmax_cross_entropy}
     soft_losses = {"choice": softmax_divergence}
 
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
+        """Return the index of the correct choice."""
+        choices = texts["choices"]
+        if not any(choices):
+            raise ValueError("choices: expected at least one that is not empty, received none")
+        if type(value) is not int or not 0 <= value < len(choices):
+            raise ValueError(
+                f"choice {value!r:.80}: expected an integer from 0 to {len(choices) - 1}"
+            )
+        if not choices[value]:
+            raise ValueError(f"choice {value}: expected one that is not empty")
+        return value
+
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and pack each choice with its prompt, one window per choice."""
         prompt_B, choices_BC = texts["prompt"], texts["choices"]
@@ -86,19 +99,6 @@ class MultipleChoiceTask(Task):
     def build_model(self, config: BertConfig, dtype: str = "float32") -> ChoiceModel:
         """Return the encoder with one score per choice."""
         return ChoiceModel(config, name=self.kind, dtype=dtype)
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
-        """Return the index of the correct choice."""
-        choices = texts["choices"]
-        if not any(choices):
-            raise ValueError("choices: expected at least one that is not empty, received none")
-        if type(value) is not int or not 0 <= value < len(choices):
-            raise ValueError(
-                f"choice {value!r:.80}: expected an integer from 0 to {len(choices) - 1}"
-            )
-        if not choices[value]:
-            raise ValueError(f"choice {value}: expected one that is not empty")
-        return value
 
     def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""

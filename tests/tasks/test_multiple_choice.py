@@ -92,7 +92,8 @@ def test_the_prediction_by_hand():
 def test_metrics_are_computed_from_the_predictions():
     task = MultipleChoiceTask(max_seq_length=12)
     scores = np.array([[0, 2, 1], [3, 1, MASKED_SCORE], [1, 1, 1], [0, 1, 2]], np.float32)
-    data = types.SimpleNamespace(labels={"choice": np.array([1, 1, 0, 2], np.int32)})
+    labels = {"choice": np.array([1, 1, 0, 2], np.int32)}
+    data = types.SimpleNamespace(labels=labels, windows=None)
     assert task.metrics(data, {"choice": scores}) == {"accuracy": 0.75}
 
 

@@ -137,6 +137,60 @@ class TaggingTask(Task):
         """Return the entity types, for the log."""
         return f"; entities {', '.join(self.bio.types)}"
 
+    def columns(self, x: Any) -> dict[str, list]:
+        """Return texts by input name; lists of words are joined by spaces."""
+        columns = named(x, self.input_names)
+        rows = as_list(without_axis(columns["text"]), "text")
+        return super().columns(
+            {"text": [_joined(row, f"x: text[{n}]") for n, row in enumerate(rows)]}
+        )
+
+    def encode_labels(
+        self,
+        values: Sequence[Any],
+        texts: Mapping[str, Sequence[Any]],
+        what: str = "y[{}]",
+        is_batch: bool = False,
+    ) -> list:
+        """Convert the labels of rows; see `Task.encode_labels`.
+
+        All rows have entities, or all have a tag per word; [] may be either.
+        """
+        labels = super().encode_labels(values, texts, what, is_batch)
+        if not any(isinstance(label, WordTags) for label in labels):
+            return labels
+        for row, label in enumerate(labels):
+            if not isinstance(label, WordTags):
+                if label or texts["text"][row]:
+                    raise UserError(
+                        f"{what.format(row)}: expected a tag per word, as in other rows, received "
+                        f"{values[row]!r:.80}"
+                    )
+                labels[row] = WordTags([], [])
+        return labels
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> WordTags | list[Entity]:
+        """Return entities, given as dicts with start, end and type, or one tag per word."""
+        label: WordTags | list[Entity]
+        if isinstance(value, WordTags):
+            label = value
+        elif (value := as_list(value, "label")) and all(isinstance(tag, str) for tag in value):
+            words = texts["text"].split(" ")
+            if len(words) != len(value):
+                raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
+            label = WordTags(words, to_bio(value))
+        else:
+            label = entities_of({"entities": value}, len(texts["text"]))
+        return self.label_of(label)
+
+    def label_of(self, label: WordTags | list[Entity]) -> WordTags | list[Entity]:
+        """Return the label; raises ValueError at an entity type that the task does not have."""
+        unknown = sorted(_types(label).difference(self.bio.types))
+        if unknown:
+            known = ", ".join(self.bio.types)
+            raise ValueError(f"entity type {unknown[0]!r:.80}: expected one of {known}")
+        return label
+
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize texts into overlapping windows; `is_first` marks tokens that have labels."""
         tokens = tokenize(texts["text"])
@@ -200,59 +254,17 @@ class TaggingTask(Task):
             count = sum(map(len, items))
         return labelled, [f"{n} of {count} {what}" for what, n in counts.items() if n]
 
-    def columns(self, x: Any) -> dict[str, list]:
-        """Return texts by input name; lists of words are joined by spaces."""
-        columns = named(x, self.input_names)
-        rows = as_list(without_axis(columns["text"]), "text")
-        return super().columns(
-            {"text": [_joined(row, f"x: text[{n}]") for n, row in enumerate(rows)]}
-        )
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return the entities per text (`tasks.types.tagging.entity_spans.entities`)."""
+        return entities(texts["text"], windows, outputs["tag"], self.bio)
 
-    def encode_labels(
-        self,
-        values: Sequence[Any],
-        texts: Mapping[str, Sequence[Any]],
-        what: str = "y[{}]",
-        is_batch: bool = False,
-    ) -> list:
-        """Convert the labels of rows; see `Task.encode_labels`.
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the smallest margin of any token of a text, `(B,)`."""
+        return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
 
-        All rows have entities, or all have a tag per word; [] may be either.
-        """
-        labels = super().encode_labels(values, texts, what, is_batch)
-        if not any(isinstance(label, WordTags) for label in labels):
-            return labels
-        for row, label in enumerate(labels):
-            if not isinstance(label, WordTags):
-                if label or texts["text"][row]:
-                    raise UserError(
-                        f"{what.format(row)}: expected a tag per word, as in other rows, received "
-                        f"{values[row]!r:.80}"
-                    )
-                labels[row] = WordTags([], [])
-        return labels
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> WordTags | list[Entity]:
-        """Return entities, given as dicts with start, end and type, or one tag per word."""
-        label: WordTags | list[Entity]
-        if isinstance(value, WordTags):
-            label = value
-        elif (value := as_list(value, "label")) and all(isinstance(tag, str) for tag in value):
-            words = texts["text"].split(" ")
-            if len(words) != len(value):
-                raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
-            label = WordTags(words, to_bio(value))
-        else:
-            label = entities_of({"entities": value}, len(texts["text"]))
-        return self.label_of(label)
-
-    def label_of(self, label: WordTags | list[Entity]) -> WordTags | list[Entity]:
-        """Return the label; raises ValueError at an entity type that the task does not have."""
-        unknown = sorted(_types(label).difference(self.bio.types))
-        if unknown:
-            known = ", ".join(self.bio.types)
-            raise ValueError(f"entity type {unknown[0]!r:.80}: expected one of {known}")
-        return label
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Keep the first `num_entities` entries of each list."""
+        return cut_lists(row, row["num_entities"])
 
     def metric_inputs(self, outputs: Arrays) -> Arrays:
         """Return the most likely labels `(W, L)`, int16 if possible.
@@ -303,18 +315,6 @@ class TaggingTask(Task):
             return [sentence.tags for sentence in sentences], predicted
         # Spans are compared at token borders, since the model cannot predict others.
         return word_predictions(bio, labelled.labels, labelled), predicted
-
-    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
-        """Return the entities per text (`tasks.types.tagging.entity_spans.entities`)."""
-        return entities(texts["text"], windows, outputs["tag"], self.bio)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the smallest margin of any token of a text, `(B,)`."""
-        return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
-
-    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Keep the first `num_entities` entries of each list."""
-        return cut_lists(row, row["num_entities"])
 
 
 def _joined(row, what):
