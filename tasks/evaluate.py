@@ -46,7 +46,7 @@ def main(settings: EvaluateSettings) -> None:
     command.log(f"{model.source.path}: evaluating on {settings.data}")
     if model.source.untuned:
         command.log(f"warning: {model.source.untuned}")
-    examples = model.task.reader.load_examples(vars(settings).pop("_rows", settings.data))
+    examples = model.task.load_examples(vars(settings).pop("_rows", settings.data))
     if examples.skipped_rows:
         command.log(examples.skipped_rows_message())
     encoded = model.encode(examples)
@@ -55,7 +55,7 @@ def main(settings: EvaluateSettings) -> None:
     evaluator = model.evaluator()
     evaluator.log = command.log
     report = evaluator.report(encoded)
-    warning = model.task.postprocessor.warning(report)
+    warning = model.task.warning(report)
     if warning:
         command.log(f"warning: {warning}")
     print(strict_json.dumps_result(report, model.source.path))

@@ -99,7 +99,7 @@ def main(settings: PredictSettings) -> None:
 
     if settings.text:
         model = _load(settings)
-        row = model.task.reader.row_of(settings.text)
+        row = model.task.row_of(settings.text)
         (prediction,) = model.predict_rows({name: [value] for name, value in row.items()})
         print(strict_json.dumps_result(prediction, settings.run))
         return

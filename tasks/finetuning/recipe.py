@@ -16,7 +16,7 @@ from bert_tf.train.distribution import (
     use_precision,
 )
 from bert_tf.weights.sources import read_pretrained
-from tasks.base.registry import task_class
+from tasks.base.task import task_class
 from tasks.finetuning.settings import DataRows, FinetuneSettings
 from tasks.model.loading import model_class
 from tasks.model.task_model import TaskModel
@@ -75,7 +75,7 @@ def read(
         settings=settings,
         task=task,
         names=names,
-        examples=[task.reader.load_examples(data.labelled[path]) for path in names],
+        examples=[task.load_examples(data.labelled[path]) for path in names],
         digests=data.digests,
         rows=f"--train, --dev{', --unlabelled' * bool(settings.unlabelled)}: the files",
         recorded=settings.recorded(),
@@ -94,10 +94,7 @@ def _distillation(settings, data, task, strategy):
         read_teacher(settings.teacher, task.kind, strategy),
         settings.distill_temperature,
         settings.distill_alpha,
-        [
-            task.reader.load_examples(data.unlabelled[path], labelled=False)
-            for path in settings.unlabelled
-        ],
+        [task.load_examples(data.unlabelled[path], labelled=False) for path in settings.unlabelled],
     )
 
 

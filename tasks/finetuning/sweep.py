@@ -22,7 +22,7 @@ from bert_tf.errors import DivergenceError, UserError
 from bert_tf.runs.run import Run
 from bert_tf.storage import files, ownership
 from bert_tf.train.distribution import is_chief, make_strategy, names_lost_worker
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.finetuning.recipe import finetune
 from tasks.training.settings import format_number
 
@@ -90,7 +90,7 @@ def _sweep(settings, log, strategy):
         try:
             # Finished runs are found as such and not trained again.
             run = finetune(of_run, log, strategy, settings.read_data)
-            metric = task_from_dict(run.task).postprocessor.best_metric
+            metric = task_from_dict(run.task).best_metric
             results[name] = _result(run)
         except DivergenceError as error:
             results[name] = {"failed": str(error)}

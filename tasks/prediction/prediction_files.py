@@ -98,7 +98,7 @@ def _predictions_of(model, path, batch_size, log):
     """Yield (row, prediction) as `outputs_of_rows` does."""
 
     def rows():
-        return model.task.reader.iter_examples(path, labelled=False)
+        return model.task.iter_examples(path, labelled=False)
 
     def predictions(batch):
         return predict_batch(model.serving, batch)

@@ -21,7 +21,7 @@ from bert_tf.runs import checkpoints
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import exact_float32
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.data.examples import Arrays, EncodedExamples, Examples
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline

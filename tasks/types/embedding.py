@@ -1,10 +1,10 @@
 """Embedding of texts: vectors from the layers of an encoder (Devlin et al. 2019, 5.3, table 7).
 
-Shape suffixes: N texts, B sequences of a batch, D size of a vector.
+Shape suffixes: N texts, B sequences of a batch, L tokens of a sequence, T of a batch, D size of a
+vector.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import keras
@@ -15,14 +15,21 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.weights.pretrained_encoder import Encoder
-from tasks.base.task import OutputSpec, Postprocessor, Reader
+from tasks.base.task import OutputSpec
 from tasks.base.text_task import TextTask
 from tasks.data.examples import Examples, Tensors
-from tasks.data.readers.rows import BadRow, Example, FileRows, Source
-from tasks.data.windows import Windows
-from tasks.graph.pooling import first_token, mean_of_tokens
+from tasks.graph.heads import mean_of_tokens
 from tasks.graph.serving_functions import ROWS_PER_CALL
 from tasks.model.task_model import TaskModel
+
+
+def first_token(sequence: tf.Tensor, inputs: Tensors) -> tf.Tensor:
+    """Return the vector of [CLS]; arguments as of `mean_of_tokens`."""
+    sequence = tf.cast(sequence, tf.float32)
+    if "row_splits" in inputs:
+        return tf.gather(sequence, inputs["row_splits"][:-1])
+    return sequence[:, 0]
+
 
 # By name: number of last layers, and their combination. Embeddings are not a layer.
 LAYERS = {
@@ -34,50 +41,17 @@ LAYERS = {
 POOLING = {"cls": first_token, "mean": mean_of_tokens}
 
 
-class EmbeddingReader(Reader["EmbeddingTask"]):
-    """Reader of texts without labels."""
-
-    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
-        """Return the rows of a file; there are no labelled rows."""
-        if labelled:
-            raise UserError(
-                f"{data}: an embedding has no metrics; expected a run with labels, or tasks.predict"
-            )
-        return super().iter_rows(data, labelled)
-
-
-class EmbeddingPostprocessor(Postprocessor["EmbeddingTask"]):
-    """Postprocessor of vectors, which are returned as they are."""
-
-    description = "Returns a vector for a text or for a pair of texts."
-    outputs = {"vector": OutputSpec("vector of the text or pair", is_vector=True)}
-
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the vectors, float32 `(N, D)`."""
-        return dict(outputs)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return infinity, since nothing is decided."""
-        return tf.fill(tf.shape(predictions["vector"])[:1], float("inf"))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingTask(TextTask):
-    """One vector per text or pair of texts. It has no labels and is not trained.
-
-    Attributes:
-        layers: A key of LAYERS.
-        pooling: "cls" for the vector of [CLS], or "mean" over all tokens, [CLS] and [SEP] included.
-    """
+    """One vector per text or pair of texts. It has no labels and is not trained."""
 
     kind = "embedding"
-    reader_class = EmbeddingReader
-    postprocessor_class = EmbeddingPostprocessor
+    description = "Returns a vector for a text or for a pair of texts."
+    outputs = {"vector": OutputSpec("vector of the text or pair", is_vector=True)}
+    no_labels = "an embedding has no metrics; expected a run with labels, or tasks.predict"
 
-    layers: str = "last"
-    pooling: str = "mean"
+    layers: str = "last"  # A key of LAYERS.
+    pooling: str = "mean"  # A key of POOLING.
 
     def __post_init__(self) -> None:
         for name, expected in (("layers", LAYERS), ("pooling", POOLING)):
@@ -104,9 +78,6 @@ class EmbeddingModel(keras.Model):
         layers: A key of LAYERS.
         pooling: A key of POOLING.
         dtype: Keras dtype policy of the encoder.
-
-    Attributes:
-        vector_size: D.
     """
 
     def __init__(
@@ -121,28 +92,15 @@ class EmbeddingModel(keras.Model):
         self.built = True
 
     def call(
-        self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
+        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> dict[str, tf.Tensor]:
-        """Compute vectors.
-
-        Args:
-            inputs: Batch in either layout of the encoder.
-            training: Turns dropout on.
-            seed: Dropout seed.
-
-        Returns:
-            Dict of "vector", float32 `(B, D)`.
-        """
+        """Return the vectors of a batch in either layout, "vector", float32 `(B, D)`."""
         return {"vector": self.pool(self.token_vectors(inputs, training, seed), inputs)}
 
     def token_vectors(
-        self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
+        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Compute a vector per token, before pooling; arguments as in `call`.
-
-        Returns:
-            float32 `(B, L, D)`, or `(T, D)` in the flat layout.
-        """
+        """Return a vector per token, `(B, L, D)`, or `(T, D)` in the flat layout."""
         outputs = self.encoder(inputs, training=training, seed=seed, output_hidden_states=True)
         return self.combine(outputs["hidden_states"][-self.num_layers :])
 
@@ -197,7 +155,7 @@ class TextEmbedder(TaskModel):
             Per row L tokens, and float32 `(L, D)`.
         """
         entries, rows = self.vocabulary.entries, []
-        for texts in Examples(self.task.reader.columns(x), []).slices(batch_size):
+        for texts in Examples(self.task.columns(x), []).slices(batch_size):
             packed = self.serving.pipeline.encode(**texts).packed
             vectors_BLD = self._token_vectors(to_padded(packed, self.vocabulary)).numpy()
             for ids, vectors_LD in zip(packed.input_ids.to_list(), vectors_BLD, strict=True):

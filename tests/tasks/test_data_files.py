@@ -90,7 +90,7 @@ def test_check_labels_and_examples_read_a_file_once(task, huggingface_dir, tmp_p
     # Not those of the check once more: the settings have released them.
     assert settings.read_data() is not data
     for path, examples in zip(paths.values(), training.examples, strict=True):
-        assert training.task.reader.load_examples(path) == examples
+        assert training.task.load_examples(path) == examples
 
 
 def test_a_run_opens_its_files_once(huggingface_dir, complaints, tmp_path, opened):

@@ -10,7 +10,7 @@ import pytest
 
 import tasks
 from bert_tf import UserError, read_pretrained
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.base.task_types import TASK_TYPES
 from tasks.prediction.feature_extraction import create_embedder, extract
 from tasks.types.embedding import EmbeddingTask
@@ -116,4 +116,4 @@ def test_the_kind_is_known_to_runs_but_not_to_fine_tuning():
     task = EmbeddingTask(max_seq_length=8, layers="concat_last_4")
     assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
     with pytest.raises(UserError, match=r"rows.csv: an embedding has no metrics"):
-        list(task.reader.iter_examples("rows.csv", labelled=True))
+        list(task.iter_examples("rows.csv", labelled=True))

@@ -8,7 +8,7 @@ import pytest
 from bert_tf import UserError
 from bert_tf.weights.sources import read_pretrained
 from export.graph.saved_model import write_saved_model
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.graph.published import published_task, published_version
 from tasks.model.loading import load_model
 from tasks.predict import PredictSettings

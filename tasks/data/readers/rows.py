@@ -35,8 +35,8 @@ class Example:
 
     Attributes:
         texts: String by input name; a list of strings for the choices of a question.
-        label: Label as it is written in the file; None for unlabelled rows. A `Reader` converts it
-            to the representation of its task.
+        label: Label as it is written in the file; None for unlabelled rows. A task converts it to
+            its representation.
         location: Position for messages, such as "train.csv:17".
         id: Name of the row, if the file has a column of names.
     """
