@@ -11,7 +11,7 @@ from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
 from tasks.base.task import Task, described
 from tasks.data.readers.glue import GLUE
-from tasks.data.readers.tables import text_names
+from tasks.data.readers.rows import text_names
 from tasks.data.windows import one_window_each
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from bert_tf.storage.files import atomic_bytes_writer, atomic_writer
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
-from tasks.data.readers.tables import read_rows
+from tasks.data.readers.rows import BadRow, Example, raise_bad_rows, read_rows
 from tasks.prediction.prediction_files import in_batches, outputs_of_rows
 from tasks.types.embedding import LAYERS, EmbeddingTask, TextEmbedder
 

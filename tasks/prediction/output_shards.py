@@ -37,9 +37,7 @@ from bert_tf.storage.strict_json import field
 from bert_tf.system.command import flag, import_tensorflow
 from bert_tf.system.versions import versions
 from tasks.base.task_types import row_reader
-from tasks.data.readers.parquet import write_parquet
-from tasks.data.readers.rows import BadRow
-from tasks.data.readers.tables import read_rows
+from tasks.data.readers.rows import BadRow, read_rows, write_parquet
 from tasks.prediction.prediction_files import outputs_of_rows
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from tasks import evaluate, read_examples
-from tasks.data.readers.rows import BadRow, DataFile, FileRows
-from tasks.data.readers.tables import read_rows
+from tasks.data.readers.rows import BadRow, DataFile, FileRows, read_rows
 from tasks.finetuning.recipe import finetune, read
 from tasks.finetuning.sweep import sweep
 from tasks.finetuning.sweep_settings import SweepSettings

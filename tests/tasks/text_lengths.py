@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tasks.data.readers.tables import read_rows
+from tasks.data.readers.rows import read_rows
 from tasks.prediction.output_shards import Loaded, OutputJob
 
 

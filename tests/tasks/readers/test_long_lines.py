@@ -9,8 +9,8 @@ from bert_tf.data import documents
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.data.readers.choices import read_choices
 from tasks.data.readers.glue import read_glue
+from tasks.data.readers.rows import read_rows
 from tasks.data.readers.squad import read_questions
-from tasks.data.readers.tables import read_rows
 from tasks.data.readers.tagged import read_tagged
 from tasks.metrics.squad import f1
 from tests.fuzzing import watchdog
