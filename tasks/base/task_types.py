@@ -62,7 +62,7 @@ TASK_TYPES = {
     ),
     "anomaly": TaskType(
         "tasks.types.anomaly.anomaly_detector:AnomalyTask",
-        "tasks.data.readers.tables:rows_with_optional_labels",
+        "tasks.data.readers.rows:rows_with_optional_labels",
         needs_dev=True,
         has_teacher=False,
         defaults={"global_batch_size": 128, "epochs": 20, "learning_rate": 3e-3},

@@ -12,7 +12,7 @@ from bert_tf.text.vocabulary import Vocabulary
 from tasks.base.task import Task, Tokenize, described
 from tasks.data.examples import EncodedExamples, Tensors
 from tasks.data.readers.glue import GLUE
-from tasks.data.readers.tables import text_names
+from tasks.data.readers.rows import text_names
 from tasks.data.windows import Windows, one_window_each
 
 TRUNCATIONS = ("head", "tail", "head_tail")

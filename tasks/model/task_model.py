@@ -60,9 +60,8 @@ from tasks.model.labelled_rows import (
     split,
     unweighted,
 )
-from tasks.training.distillation import Distillation
+from tasks.training.distillation import Distillation, Teacher, model_teacher, read_teacher
 from tasks.training.settings import TrainingSettings, recorded
-from tasks.training.teacher import ModelTeacher, Teacher, read_teacher
 from tasks.training.training_run import TrainingRun, digests_of
 
 _PUBLISH = "expected export.publish(model, 'MODELS/name'), which writes a SavedModel of strings"
@@ -620,14 +619,15 @@ class TaskModel(keras.Model):
             num_steps = steps_per_epoch = steps_per_epoch or math.ceil(len(encoded) / size)
             # A variable, because it is set after Keras has received the dataset.
             first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
-            batches = encoded.fit_batches(
-                size,
+            batches = encoded.training_batches(
+                global_batch_size=size,
                 num_epochs=epochs,
-                steps_per_epoch=num_steps,
                 seed=self.seed,
-                shuffle=shuffle,
+                steps_per_epoch=num_steps,
                 first_step=first_step,
-                multiple_of=self._num_replicas,
+                num_replicas=self._num_replicas,
+                are_split=True,
+                shuffle=shuffle,
             )
         encoded_dev = None if dev is None else self._encode_for_fit(dev)
         if encoded is not None and self.has_new_head:
@@ -1113,7 +1113,7 @@ def _teacher(teacher, kind, strategy) -> Teacher:
     """Return the teacher of a model or path."""
     if not isinstance(teacher, TaskModel):
         return read_teacher(os.fspath(teacher), kind, strategy)
-    return ModelTeacher(
+    return model_teacher(
         *(teacher.task, teacher.network, lambda: teacher.serving.pipeline),
         teacher.distribute_strategy,
     )

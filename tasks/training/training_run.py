@@ -121,16 +121,13 @@ class TrainingRun:
         has_new_head: bool,
         run: Run | None,
     ) -> Run:
-        """Train, then tune the task with the best checkpoint.
+        """Train, then tune the task with the best checkpoint; return the open run.
 
         Args:
             pipeline: Tokenizer and model of the task. The model ends with the weights of any step.
             record: What train.json records about the origin of the model's weights.
             has_new_head: Whether the head is initialized from the training examples.
             run: Result of `open_run`.
-
-        Returns:
-            The open run.
 
         Raises:
             Interrupted: After Ctrl-C or SIGTERM; the state is saved.
@@ -253,9 +250,10 @@ class TrainingRun:
 
     def encode_unlabelled(self, pipeline: Pipeline) -> list[EncodedExamples]:
         """Return the encoded unlabelled examples."""
-        if not self.distillation:
-            return []
-        return self.distillation.encode(pipeline, self._layout, self.is_compiled)
+        return [
+            EncodedExamples.encode(examples, pipeline, self._layout, self.is_compiled)
+            for examples in (self.distillation.unlabelled if self.distillation else ())
+        ]
 
     @property
     def _layout(self):
