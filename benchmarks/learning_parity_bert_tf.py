@@ -45,7 +45,7 @@ def measure(backend, directory, recipe, trainings, output, keeps_losses):
     tokenizer = Tokenizer.from_config(source.config, source.vocabulary)
     pipeline = Pipeline(task, tokenizer, model)
     train, test = (
-        EncodedExamples.encode(task.reader.load_examples(str(directory / name)), pipeline, to_flat)
+        EncodedExamples.encode(task.load_examples(str(directory / name)), pipeline, to_flat)
         for name in ("train.csv", "test.csv")
     )
     num_steps = recipe["epochs"] * math.ceil(len(train) / recipe["global_batch_size"])

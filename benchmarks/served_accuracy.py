@@ -52,15 +52,15 @@ def main(run, data, precisions):
             f"--run={run}: expected a tagging run, or a classification run with one label per text"
         )
     metric_inputs, prediction_of, probabilities_of = KINDS[task.kind]
-    metric = task.postprocessor.best_metric
-    encoded = model.encode(task.reader.load_examples(data))
+    metric = task.best_metric
+    encoded = model.encode(task.load_examples(data))
     print(f"{data}: {len(encoded.examples):,} rows")
     print(f"| precision | {metric}, % | difference | rows changed | largest difference |")
     print("| --- | --- | --- | --- | --- |")
     expected = reference = None
     for precision in (REFERENCE, *(name for name in precisions if name != REFERENCE)):
         rows = served_rows(model, precision, encoded.examples)
-        value = 100 * task.postprocessor.metrics(encoded, metric_inputs(encoded, rows))[metric]
+        value = 100 * task.metrics(encoded, metric_inputs(encoded, rows))[metric]
         if expected is None:
             expected, reference = rows, value
         changed = sum(
@@ -108,7 +108,7 @@ def served_rows(model, precision, examples):
             if name.startswith(prefix)
         }
         rows += [
-            model.task.postprocessor.strip_padding(dict(zip(outputs, values, strict=True)))
+            model.task.strip_padding(dict(zip(outputs, values, strict=True)))
             for values in zip(*outputs.values(), strict=True)
         ]
     return rows

@@ -33,7 +33,7 @@ def main(run, model_dir, data, num_rows):
     trained, served = load_model(run), LocalClient(model_dir)
     rows = [
         row
-        for row in trained.task.reader.iter_examples(data, labelled=False)
+        for row in trained.task.iter_examples(data, labelled=False)
         if not isinstance(row, BadRow)
     ]
     rows = rows[:num_rows]
@@ -50,8 +50,8 @@ def main(run, model_dir, data, num_rows):
         texts = texts_of([rows[number] for number in batch], trained.task)
         for number, row in zip(batch, by_rows(served.predict(texts)), strict=True):
             if not is_same(
-                trained.task.postprocessor.strip_padding(row),
-                trained.task.postprocessor.strip_padding(predicted[number]),
+                trained.task.strip_padding(row),
+                trained.task.strip_padding(predicted[number]),
             ):
                 different.append(int(number))
 

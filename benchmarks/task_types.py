@@ -113,7 +113,7 @@ def _complete_run(settings, test, name):
     trained, strategy = load_model(run.path), make_strategy("none")
     start = time.perf_counter()
     encoded = EncodedExamples.encode(
-        trained.task.reader.load_examples(str(test)),
+        trained.task.load_examples(str(test)),
         trained.serving.pipeline,
         to_flat,
     )

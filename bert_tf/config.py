@@ -118,11 +118,7 @@ FIXED_KEYS = {
 
 
 def fixed_keys(values: Mapping[str, Any]) -> dict[str, Fixed]:
-    """Return `FIXED_KEYS` and the keys whose only accepted value is that of another key.
-
-    Args:
-        values: The configuration.
-    """
+    """Return `FIXED_KEYS` and the keys of a configuration that have to equal another key."""
     return {
         **FIXED_KEYS,
         "embedding_size": Fixed(
@@ -181,29 +177,23 @@ class BertConfig:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             object.__setattr__(self, name, to_python(value))  # The dataclass is frozen.
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-            "type_vocab_size",
+        self._check(
+            "an integer >= 1",
+            lambda value: type(value) is int and value >= 1,
+            *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+            *("intermediate_size", "max_position_embeddings", "type_vocab_size"),
             "max_input_chars_per_word",
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UserError(f"configuration: {name} is {value!r:.40}; expected an integer >= 1")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < 1:
-                raise UserError(
-                    f"configuration: {name} is {value!r:.40}; expected a number in [0, 1)"
-                )
-        for name in ("initializer_range", "layer_norm_eps"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 < value < float("inf"):
-                raise UserError(f"configuration: {name} is {value!r:.40}; expected a number > 0")
+        )
+        self._check(
+            "a number in [0, 1)",
+            lambda value: _is_number(value) and 0 <= value < 1,
+            *("hidden_dropout_prob", "attention_probs_dropout_prob"),
+        )
+        self._check(
+            "a number > 0",
+            lambda value: _is_number(value) and 0 < value < float("inf"),
+            *("initializer_range", "layer_norm_eps"),
+        )
         if type(self.do_lower_case) is not bool or type(self.strip_accents) not in (
             bool,
             type(None),
@@ -222,11 +212,9 @@ class BertConfig:
                 f"configuration: hidden_size is {self.hidden_size}; expected a multiple of "
                 f"num_attention_heads ({self.num_attention_heads})"
             )
-        if self.hidden_act not in ACTIVATIONS:
-            raise UserError(
-                f"configuration: hidden_act is {self.hidden_act!r:.40}; expected one of "
-                f"{', '.join(ACTIVATIONS)}"
-            )
+        self._check(
+            f"one of {', '.join(ACTIVATIONS)}", lambda value: value in ACTIVATIONS, "hidden_act"
+        )
         # Checked before any allocation: a typo ends in a message, not in a killed process.
         if self.num_hidden_layers > MAX_LAYERS or self.num_parameters > MAX_PARAMETERS:
             raise UserError(
@@ -234,6 +222,11 @@ class BertConfig:
                 f"{self.num_hidden_layers} give {self.num_parameters} parameters; expected at most "
                 f"{MAX_LAYERS} layers and {MAX_PARAMETERS:.0e} parameters"
             )
+
+    def _check(self, expected, is_valid, *names):
+        for name in names:
+            if not is_valid(value := getattr(self, name)):
+                raise UserError(f"configuration: {name} is {value!r:.40}; expected {expected}")
 
     @property
     def tokenizer_settings(self) -> dict[str, Any]:
@@ -324,11 +317,7 @@ class BertConfig:
 
 
 def read_json_object(path: str | os.PathLike, **parsers: Callable[[str], Any]) -> dict[str, Any]:
-    """Read a file that contains one JSON object.
-
-    Args:
-        path: The file.
-        **parsers: Passed to `strict_json.parse`.
+    """Read a file that contains one JSON object; `parsers` are those of `strict_json.parse`.
 
     Raises:
         UserError: If the file is missing, too large or not a JSON object.

@@ -70,11 +70,7 @@ class ConvertSettings:
             run_directory.check_free(self.to)
 
     def check(self) -> None:
-        """Check the source and the words without TensorFlow.
-
-        Raises:
-            UserError: If they cannot be read.
-        """
+        """Check the source and the words without TensorFlow; raises UserError."""
         sources.check(self.from_, self.config_file, self.vocab_file)
         if self.add_tokens and not files.is_remote(self.add_tokens):
             growth.read_words(self.add_tokens)

@@ -23,24 +23,19 @@ class InspectShardsSettings:
     vocab: str | None = command.flag(
         "vocab.txt of the shards; default: the one in their directory", None
     )
-    num_examples: int = command.flag("number of examples to print", 3)
+    num_examples: int = command.flag("number of examples to print", 3, bounds={">=": 0})
     write_manifest: bool = command.flag(
         "write the manifest of shards from google-research/bert or another program",
         False,
     )
 
     def __post_init__(self) -> None:
-        if self.num_examples < 0:
-            raise UserError(f"--num_examples={self.num_examples}: expected an integer >= 0")
+        command.check_bounds(self)
         if self.write_manifest and not self.vocab:
             raise UserError("--write_manifest: requires --vocab, the vocab.txt of the shards")
 
     def check(self) -> None:
-        """Check local files without TensorFlow.
-
-        Raises:
-            UserError: If the vocabulary or the manifest cannot be read.
-        """
+        """Check local files without TensorFlow; raises UserError."""
         if self.vocab and not files.is_remote(self.vocab):
             Vocabulary.load(self.vocab)
         if not self.write_manifest and not files.is_remote(self.shards):

@@ -21,7 +21,7 @@ class LearnVocabSettings:
 
     input: tuple[str, ...] = command.flag("text files or globs")
     output: str = command.flag("vocab.txt to write")
-    vocab_size: int = command.flag("exact number of entries", 30522)
+    vocab_size: int = command.flag("exact number of entries", 30522, bounds={">": len(SPECIALS)})
     do_lower_case: bool = command.flag("lower-casing of text", True)
     strip_accents: bool | None = command.flag(
         "removal of accents; default: as --do_lower_case", None
@@ -35,10 +35,7 @@ class LearnVocabSettings:
     overwrite: bool = command.flag("replacement of an existing --output file", False)
 
     def __post_init__(self) -> None:
-        if self.vocab_size <= len(SPECIALS):
-            raise UserError(
-                f"--vocab_size={self.vocab_size}: expected an integer > {len(SPECIALS)}"
-            )
+        command.check_bounds(self)
         if not self.input:
             raise UserError("--input: expected text files or globs")
         # Remote patterns are expanded later, since this needs TensorFlow.

@@ -17,10 +17,9 @@ import sys
 
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.errors import UserError
-from bert_tf.planning.devices import Device
+from bert_tf.planning.devices import STRATEGIES, Device, PlannedDevices
 from bert_tf.planning.memory import StepSizes
-from bert_tf.planning.serving import Serving, estimate_serving
-from bert_tf.planning.settings import STRATEGIES, PlannedDevices
+from bert_tf.planning.serving import estimate_serving
 from bert_tf.planning.training import Training, estimate
 from bert_tf.system import command
 
@@ -150,16 +149,13 @@ def _serving(settings):
     """Yield the report of a served model."""
     from bert_tf.planning.report import device_line, serving_lines
 
-    plans = []
+    config, length, precision = settings.bert_config(), settings.max_seq_length, settings.precision
+    results = []
     for texts in TEXTS_PER_REQUEST:
-        device = settings.rates(texts * settings.max_seq_length)
-        plans.append(
-            Serving(
-                settings.bert_config(), settings.max_seq_length, texts, device, settings.precision
-            )
-        )
-    yield device_line(plans[-1].device, settings.precision, settings.calibrate)
-    yield from serving_lines(plans, [estimate_serving(plan) for plan in plans])
+        device = settings.rates(texts * length)
+        results.append(estimate_serving(config, length, texts, device, precision))
+    yield device_line(device, precision, settings.calibrate)
+    yield from serving_lines(results, length, device)
 
 
 def _is_finetuning(arguments):

@@ -54,8 +54,7 @@ class PlotAttentionSettings:
 
 def main(settings: PlotAttentionSettings) -> None:
     """Write the plot."""
-    from bert_tf.attention_maps.attention import attention_of
-    from bert_tf.attention_maps.plots import head_image, layer_image, page
+    from bert_tf.attention_maps.plots import attention_of, head_image, layer_image, page
 
     with ownership.sole_output(settings.output, settings.overwrite):
         pretrained = sources.read_pretrained(settings.run)

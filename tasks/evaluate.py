@@ -9,7 +9,7 @@ from bert_tf.storage import paths, strict_json
 from bert_tf.system import command
 from tasks.base import input_checks
 from tasks.base.task_types import read_file
-from tasks.data.readers.rows import check_good
+from tasks.data.readers.rows import FileRows, check_good
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +25,22 @@ class EvaluateSettings:
     def __post_init__(self):
         paths.check_local_file("data", self.data)
 
-    def check(self) -> None:
-        """Check the run and the data file without TensorFlow; raises UserError."""
-        if run := input_checks.check_run(self.run, self.checkpoint):
-            if run.task is not None:
-                rows = read_file(run.task, self.data)
-                check_good(rows)
-                # The dataclass is frozen, and `main` evaluates what was read for the check.
-                object.__setattr__(self, "_rows", rows)
+    def check(self) -> FileRows | None:
+        """Check the run and the data file without TensorFlow; raises UserError.
+
+        Returns:
+            The rows of the file, or `None` for a remote run, which TensorFlow reads.
+        """
+        run = input_checks.check_run(self.run, self.checkpoint)
+        if run is None or run.task is None:
+            return None
+        rows = read_file(run.task, self.data)
+        check_good(rows)
+        return rows
 
 
-def main(settings: EvaluateSettings) -> None:
-    """Print the metrics and tables of the run on the data."""
+def main(settings: EvaluateSettings, rows: FileRows | None = None) -> None:
+    """Print the metrics and tables of the run on the data, of which `rows` have been read."""
     from bert_tf.train.distribution import use_precision
     from tasks.model.loading import load_model
 
@@ -46,7 +50,7 @@ def main(settings: EvaluateSettings) -> None:
     command.log(f"{model.source.path}: evaluating on {settings.data}")
     if model.source.untuned:
         command.log(f"warning: {model.source.untuned}")
-    examples = model.task.reader.load_examples(vars(settings).pop("_rows", settings.data))
+    examples = model.task.load_examples(rows or settings.data)
     if examples.skipped_rows:
         command.log(examples.skipped_rows_message())
     encoded = model.encode(examples)
@@ -55,7 +59,7 @@ def main(settings: EvaluateSettings) -> None:
     evaluator = model.evaluator()
     evaluator.log = command.log
     report = evaluator.report(encoded)
-    warning = model.task.postprocessor.warning(report)
+    warning = model.task.warning(report)
     if warning:
         command.log(f"warning: {warning}")
     print(strict_json.dumps_result(report, model.source.path))

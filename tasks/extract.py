@@ -14,7 +14,7 @@ from bert_tf.errors import UserError
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base import input_checks
-from tasks.prediction.output_shards import OutputSettings, VectorJob, write_output_shards
+from tasks.prediction.output_shards import OutputSettings, vector_job, write_output_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,7 @@ class ExtractSettings(OutputSettings):
         rows = {"kind": "pretrained", "text_columns": self.columns}
         # An array has no entry for a bad row.
         is_array = self.output is not None and self.output.endswith(".npy")
-        paths = self.input_files(self.input) if self.output_dir else [self.input]
-        for path in paths:
+        for path in self.input_files(self.input):
             input_checks.check_rows(rows, path, labelled=False, accepts_bad=not is_array)
         sources.check(self.model)
 
@@ -123,7 +122,7 @@ def _extract_shards(settings):
         "layers pooling per_token max_seq_length do_lower_case unescape_html batch_size file_format"
     )
     common = {name: getattr(settings, name) for name in names.split()}
-    job = VectorJob(model=settings.model, columns=tuple(settings.columns), **common)
+    job = vector_job(settings.model, tuple(settings.columns), **common)
     recorded = {
         **common,
         "text_column": settings.text_column,

@@ -10,22 +10,18 @@ Rerun the same command to resume after an interruption. With --seeds=1,2,3 or
 """
 
 from bert_tf.system import command
-from tasks.finetuning.sweep_settings import SweepSettings
+from tasks.finetuning.settings import DataRows, FinetuneSettings
 
 
-def main(settings: SweepSettings) -> None:
-    """Run one fine-tuning, a sweep, or a dry run of them."""
+def main(settings: FinetuneSettings, data: DataRows | None = None) -> None:
+    """Run one fine-tuning, a sweep, or a dry run of them; `data` are the rows of its check."""
     from tasks.finetuning.dry_run import dry_run
     from tasks.finetuning.recipe import finetune
     from tasks.finetuning.sweep import sweep
 
-    if settings.dry_run:
-        dry_run(settings, command.log)
-    elif settings.is_sweep:
-        sweep(settings, command.log)
-    else:
-        finetune(settings.runs()[""], command.log, read_data=settings.read_data)
+    run = dry_run if settings.dry_run else sweep if settings.is_sweep else finetune
+    run(settings, command.log, data=data)
 
 
 if __name__ == "__main__":
-    command.run_main(main, SweepSettings, __doc__)
+    command.run_main(main, FinetuneSettings, __doc__)

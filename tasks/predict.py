@@ -14,6 +14,8 @@ their order: both texts of a pair, question and context, or prompt and each choi
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from bert_tf.errors import UserError
 from bert_tf.storage import strict_json
@@ -22,10 +24,9 @@ from tasks.base import input_checks
 from tasks.data.readers.glue import check_submission
 from tasks.graph.published import published_task, published_version
 from tasks.prediction.output_shards import (
-    OutputJob,
     OutputSettings,
-    PublishedJob,
-    RunJob,
+    published_job,
+    run_job,
     write_output_shards,
 )
 
@@ -71,24 +72,20 @@ class PredictSettings(OutputSettings):
         Raises:
             UserError: If they cannot be used.
         """
+        task: Mapping[str, Any] | None
         version = published_version(self.run) if self.output_dir else None
-        if version and self.input:
+        if version:
             if self.checkpoint:
                 raise UserError(f"--checkpoint: expected a run as --run, received {self.run}")
-            for path in self.input_files(self.input):
-                input_checks.check_rows(
-                    published_task(version), path, labelled=False, accepts_bad=True
-                )
+            task = published_task(version)
+        elif run := input_checks.check_run(self.run, self.checkpoint):
+            task = run.task
+        else:
             return
-        run = input_checks.check_run(self.run, self.checkpoint)
-        if run and self.input and self.output_dir:
-            for path in self.input_files(self.input):
-                input_checks.check_rows(run.task, path, labelled=False, accepts_bad=True)
-        if run and self.input and self.output:
-            input_checks.check_rows(run.task, self.input, labelled=False, accepts_bad=True)
-            file_format = (run.task or {}).get("file_format")
-            if self.output.endswith(".tsv"):
-                check_submission(self.output, file_format, self.run)
+        for path in self.input_files(self.input) if self.input else ():
+            input_checks.check_rows(task, path, labelled=False, accepts_bad=True)
+        if self.output and self.output.endswith(".tsv"):
+            check_submission(self.output, (task or {}).get("file_format"), self.run)
 
 
 def main(settings: PredictSettings) -> None:
@@ -99,7 +96,7 @@ def main(settings: PredictSettings) -> None:
 
     if settings.text:
         model = _load(settings)
-        row = model.task.reader.row_of(settings.text)
+        row = model.task.row_of(settings.text)
         (prediction,) = model.predict_rows({name: [value] for name, value in row.items()})
         print(strict_json.dumps_result(prediction, settings.run))
         return
@@ -126,19 +123,15 @@ def _log_rows(path, count, bad):
 def _predict_shards(settings):
     common = {"batch_size": settings.batch_size, "file_format": settings.file_format}
     if version := published_version(settings.run):
-        job: OutputJob = PublishedJob(version=version, task=published_task(version), **common)
+        job = published_job(version, published_task(version), **common)
     else:
         command.import_tensorflow()
         from tasks.graph.run_checkpoint import RunCheckpoint
 
         source = RunCheckpoint.open(settings.run, settings.checkpoint)
         _check_tuned(source)
-        job = RunJob(
-            run=settings.run,
-            checkpoint=os.path.basename(source.path),
-            task=source.run.task or {"kind": "pretrained"},
-            **common,
-        )
+        task = source.run.task or {"kind": "pretrained"}
+        job = run_job(settings.run, os.path.basename(source.path), task, **common)
     counts = write_output_shards(job, settings, settings.input, common, command.log)
     _log_rows(settings.output_dir, *counts)
 

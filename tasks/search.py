@@ -65,8 +65,7 @@ class SearchSettings:
 
 def main(settings: SearchSettings) -> None:
     """Print the most similar rows."""
-    from tasks.data.readers.rows import raise_bad_rows
-    from tasks.data.readers.tables import read_rows
+    from tasks.data.readers.rows import raise_bad_rows, read_rows
     from tasks.prediction.feature_extraction import create_embedder
     from tasks.prediction.similarity import cosines, nearest, open_vectors
 

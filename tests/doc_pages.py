@@ -32,9 +32,9 @@ def run(line):
             if f"--{name}=" not in line:
                 words.append(f"--{name}={SHORTER[name]}")
     settings, _ = command.parse(settings_class(module), [module, *words])
-    if hasattr(settings, "check"):
-        settings.check()
-    importlib.import_module(module).main(settings)
+    checked = settings.check() if hasattr(settings, "check") else None
+    main = importlib.import_module(module).main
+    main(settings) if checked is None else main(settings, checked)
 
 
 def write_table(path, columns, rows):

@@ -7,13 +7,27 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.train.losses import squared_error
-from tasks.base.task import OutputSpec, Postprocessor, Reader
+from tasks.base.task import OutputSpec
 from tasks.base.text_task import LabelledTextTask
 from tasks.graph.heads import SequenceClassifier
 from tasks.model.task_model import TaskModel
 
 
-class RatingReader(Reader["RatingTask"]):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RatingTask(LabelledTextTask):
+    kind = "rating"
+    description = "Predicts the rating of a text."
+    outputs = {
+        "stars": OutputSpec("rating, from 1 to 5"),
+        "score": OutputSpec("rating before rounding"),
+    }
+    best_metric = "accuracy"
+    losses = {"score": squared_error}
+    label_dtype = np.float32
+
+    def build_model(self, config, dtype="float32"):
+        return SequenceClassifier(config, 1, output="score", name=self.kind, dtype=dtype)
+
     def label_of(self, label):
         if label not in tuple("12345"):
             raise ValueError(f"label {label!r}: expected 1 to 5")
@@ -21,15 +35,6 @@ class RatingReader(Reader["RatingTask"]):
 
     def encode_label(self, value, texts):
         return self.label_of(str(value))
-
-
-class RatingPostprocessor(Postprocessor["RatingTask"]):
-    description = "Predicts the rating of a text."
-    outputs = {
-        "stars": OutputSpec("rating, from 1 to 5"),
-        "score": OutputSpec("rating before rounding"),
-    }
-    best_metric = "accuracy"
 
     def predictions(self, texts, windows, outputs):
         score = outputs["score"][:, 0]
@@ -42,27 +47,6 @@ class RatingPostprocessor(Postprocessor["RatingTask"]):
     def metrics(self, data, outputs):
         stars = np.clip(np.round(outputs["score"][:, 0]), 1, 5)
         return {"accuracy": float(np.mean(stars == data.labels["score"]))}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RatingTask(LabelledTextTask):
-    kind = "rating"
-    reader_class = RatingReader
-    postprocessor_class = RatingPostprocessor
-    losses = {"score": squared_error}
-
-    @classmethod
-    def from_data(cls, data, **options):
-        return cls(**options)
-
-    def targets(self, examples, windows):
-        stars = np.array(examples.labels, np.float32)
-        return {"score": stars}, {"score": np.ones_like(stars)}
-
-    def build_model(self, config, dtype="float32"):
-        model = SequenceClassifier(config, 1, output="score", name=self.kind, dtype=dtype)
-        model.build()
-        return model
 
 
 @keras.saving.register_keras_serializable("tests")

@@ -115,14 +115,8 @@ def trained(path, pretrained, task, model):
 
 def in_order(encoded, batch_size):
     """Return the batches (inputs, labels, weights) of encoded examples in their order."""
-    return encoded.fit_batches(
-        batch_size,
-        num_epochs=1,
-        steps_per_epoch=-(-len(encoded) // batch_size),
-        seed=0,
-        shuffle=False,
-        first_step=tf.Variable(0, dtype=tf.int64),
-        multiple_of=1,
+    return encoded.training_batches(
+        global_batch_size=batch_size, num_epochs=1, seed=0, shuffle=False
     )
 
 

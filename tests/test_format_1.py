@@ -17,7 +17,7 @@ from bert_tf.storage import format_versions
 from bert_tf.system import command
 from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.train.distribution import make_strategy
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.base.task_types import TASK_TYPES
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import finetune
@@ -40,7 +40,7 @@ def working_directory(tmp_path, monkeypatch):
 
 def evaluate():
     model = load_model("run")
-    examples = model.task.reader.load_examples("data/labels.dev.csv")
+    examples = model.task.load_examples("data/labels.dev.csv")
     encoded = EncodedExamples.encode(examples, model.serving.pipeline, to_flat)
     return Evaluator(model.task, model.network, make_strategy("none")).metrics(encoded)
 

@@ -1,31 +1,81 @@
-"""Attention as an image or as an interactive page.
+"""Attention probabilities of a text, as an image or an interactive page.
 
 Shape suffixes: N layers, A heads, T tokens.
 """
 
 import base64
+import dataclasses
 import html
 import importlib.resources
 import json
 import math
 
 import numpy as np
+import tensorflow as tf
 
-from bert_tf.attention_maps.attention import Attention
+from bert_tf.errors import UserError
 from bert_tf.system.plotting import import_pyplot, to_png
+from bert_tf.text.encoder_inputs import to_padded
+from bert_tf.text.packing import pack
+from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.weights.pretrained_encoder import Encoder
+from bert_tf.weights.sources import PretrainedWeights
 
 SEGMENT_COLORS = ("#1a5276", "#935116")
 LARGEST = 2**16 - 1  # A weight of 1 in the page.
 
 
-def head_image(attention: Attention, layer: int, head: int) -> bytes:
-    """Draw one head as a matrix with tokens on both axes; returns a PNG image.
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Attention of one sequence.
 
-    Args:
-        attention: The attention.
-        layer: Index of the layer, from 0.
-        head: Index of the head, from 0.
+    Attributes:
+        tokens: T tokens with [CLS] and [SEP].
+        segments: Segment of each token, 0 or 1.
+        weights_NATT: float32 `(N, A, T, T)`; [n, a, i, j] is how much token i attends to token j.
     """
+
+    tokens: list[str]
+    segments: list[int]
+    weights_NATT: np.ndarray
+
+
+def attention_of(
+    pretrained: PretrainedWeights, text: str, text_b: str | None = None, max_seq_length: int = 128
+) -> Attention:
+    """Compute the attention of a text or pair of at most `max_seq_length` tokens.
+
+    Raises:
+        UserError: If the encoder has fewer positions or segments.
+    """
+    config, vocabulary = pretrained.config, pretrained.vocabulary
+    if max_seq_length > config.max_position_embeddings:
+        raise UserError(
+            f"--max_seq_length={max_seq_length}: expected at most "
+            f"{config.max_position_embeddings}, the number of positions of {pretrained.origin}"
+        )
+    if text_b is not None and config.type_vocab_size < 2:
+        raise UserError(f"--text_b: {pretrained.origin} has no second segment")
+    encoder = Encoder(config)
+    encoder.build()
+    pretrained.assign_to(encoder)
+    tokenizer = Tokenizer.from_config(config, vocabulary)
+    texts = [text] if text_b is None else [text, text_b]
+    segments = [tokenizer.tokenize(tf.constant([one])) for one in texts]
+    inputs = to_padded(pack(segments, vocabulary, max_seq_length), vocabulary)
+    weights_NATT = np.stack(
+        [layer[0] for layer in encoder(inputs, output_hidden_states=True)["attentions"]]
+    )
+    ids = inputs["input_ids"][0].numpy()
+    return Attention(
+        [vocabulary.entries[number] for number in ids],
+        inputs["segment_ids"][0].numpy().tolist(),
+        weights_NATT,
+    )
+
+
+def head_image(attention: Attention, layer: int, head: int) -> bytes:
+    """Draw one head as a matrix with tokens on both axes; returns a PNG image."""
     size = max(4.0, 0.18 * len(attention.tokens))
     figure, axes = import_pyplot().subplots(figsize=(size + 1, size))
     image = axes.imshow(attention.weights_NATT[layer, head], cmap="viridis", vmin=0, vmax=1)
@@ -36,12 +86,7 @@ def head_image(attention: Attention, layer: int, head: int) -> bytes:
 
 
 def layer_image(attention: Attention, layer: int) -> bytes:
-    """Draw all heads of a layer as a grid of matrices; returns a PNG image.
-
-    Args:
-        attention: The attention.
-        layer: Index of the layer, from 0.
-    """
+    """Draw all heads of a layer as a grid of matrices; returns a PNG image."""
     heads = attention.weights_NATT[layer]
     columns = min(4, len(heads))
     rows = math.ceil(len(heads) / columns)

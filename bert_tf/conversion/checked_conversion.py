@@ -4,14 +4,14 @@ The directory is written under a temporary name, read back and compared bit by b
 texts where another library is at hand, and renamed at the end.
 """
 
-import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,9 @@ from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.runs import checkpoints
 from bert_tf.storage import files
 from bert_tf.text.tokenizer import Tokenizer
-from bert_tf.weights import name_map
+from bert_tf.weights import heads
 from bert_tf.weights.pretrained_encoder import Encoder
-from bert_tf.weights.sources import PretrainedWeights, read_pretrained
+from bert_tf.weights.sources import PretrainedWeights, read_pretrained, read_stored
 
 REPORT = "conversion.json"
 TEXTS = (
@@ -45,36 +45,15 @@ _WRITERS = {
 Outputs = dict[str, np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """Outputs of the written model compared with those of the model here.
-
-    Attributes:
-        library: Who ran the written model.
-        largest_difference: The largest absolute difference of any output.
-        largest_output: The largest absolute value of any output, by which to judge the difference.
-        warnings: Warnings of the library.
-    """
-
-    library: str
-    largest_difference: float
-    largest_output: float
-    warnings: tuple[str, ...] = ()
-
-
 def convert(
     model: ExportedModel,
     directory: str,
     format: str,
     verify_python: str | None = None,
 ) -> dict[str, Any]:
-    """Write a model in another format and check it.
+    """Write a model to a new local directory in another format and check it.
 
-    Args:
-        model: The model.
-        directory: Local directory to create.
-        format: "huggingface", "google" or "keras".
-        verify_python: An interpreter with torch and transformers, for "huggingface".
+    `verify_python` is an interpreter with torch and transformers, for "huggingface".
 
     Returns:
         The content of conversion.json.
@@ -87,27 +66,25 @@ def convert(
     staging = pathlib.Path(files.temporary_name(target.resolve()))
     staging.mkdir()
     try:
-        writer = _WRITERS[format]
-        tensors, dropped = writer.write(model, staging)
-        compare_bitwise(tensors, writer.read_tensors(staging), target)
-        comparison = _compare_outputs(model, staging, format, verify_python)
-        if comparison and not comparison.largest_difference <= TOLERANCE:
+        tensors, dropped = _WRITERS[format].write(model, staging)
+        stored = read_stored(staging)
+        found = {
+            name: array
+            for name, array in stored.tensors.items()
+            if name in tensors or not re.fullmatch(stored.ignored, name)
+        }
+        compare_bitwise(tensors, found, target)
+        outputs = _compare_outputs(model, staging, format, verify_python)
+        if outputs and not outputs["largest_difference"] <= TOLERANCE:
             raise UserError(
-                f"{target}: outputs in {comparison.library} differ by "
-                f"{comparison.largest_difference:.2g}; expected at most {TOLERANCE}; nothing was "
+                f"{target}: outputs in {outputs['library']} differ by "
+                f"{outputs['largest_difference']:.2g}; expected at most {TOLERANCE}; nothing was "
                 "written"
             )
-        report = {
-            "source": model.pretrained.origin,
-            "format": format,
-            "dropped": dropped,
-            **measured(tensors, staging),
-            "outputs": comparison and dataclasses.asdict(comparison),
-        }
-        write_report(report, staging)
+        report = _report(model.pretrained.origin, format, dropped, tensors, staging, outputs)
+        files.atomic_write_json(staging / REPORT, report)
         for parent in {path.parent for path in staging.rglob("*")}:
-            for path in parent.iterdir():
-                files.sync(path)
+            files.sync_directory(parent)
         _rename(staging, target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -115,36 +92,16 @@ def convert(
 
 
 def save_run(pretrained: PretrainedWeights, path: str) -> dict[str, Any]:
-    """Save weights as a new run directory and check it.
-
-    Args:
-        pretrained: The weights.
-        path: Local or remote directory to create.
-
-    Returns:
-        The content of conversion.json.
+    """Save weights as a new run directory and check it; returns the content of conversion.json.
 
     Raises:
         UserError: The directory contains something else, or what was written differs.
     """
     run = pretrained.save(path)
     directory = run.checkpoints.path(0)
-    # The model of a task has no pretraining heads.
-    unused = name_map.HEADS if pretrained.task else ()
-    tensors = {
-        name: array
-        for name, array in pretrained.weights.items()
-        if name.split("/")[0] not in unused
-    }
-    compare_bitwise(tensors, checkpoints.read(directory), path)
-    report = {
-        "source": pretrained.origin,
-        "format": "run",
-        "dropped": [],
-        **measured(tensors, directory),
-        "outputs": None,
-    }
-    write_report(report, path)
+    compare_bitwise(pretrained.saved_weights, checkpoints.read(directory), path)
+    report = _report(pretrained.origin, "run", [], pretrained.saved_weights, directory)
+    files.atomic_write_json(os.path.join(path, REPORT), report)
     return report
 
 
@@ -168,41 +125,30 @@ def summary(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def measured(tensors: Mapping[str, np.ndarray], directory: str | os.PathLike) -> dict[str, Any]:
-    """Return the numbers of a report: sizes of the tensors and digests of their files.
-
-    Args:
-        tensors: The tensors in the files, compared bit by bit.
-        directory: Directory with the files.
-    """
+def _report(origin, format, dropped, tensors, directory, outputs=None):
+    """Return the content of conversion.json, with sizes of tensors and digests of their files."""
     weight_files = [
         name
         for name in files.walk(directory)
         if name.endswith((".safetensors", ".h5", ".index")) or ".data-" in name
     ]
     return {
+        "source": origin,
+        "format": format,
+        "dropped": dropped,
         "tensors": len(tensors),
         "parameters": sum(array.size for array in tensors.values()),
         "bytes": sum(array.nbytes for array in tensors.values()),
         "bitwise_round_trip": True,
         "sha256": {name: files.sha256(os.path.join(directory, name)) for name in weight_files},
+        "outputs": outputs,
     }
-
-
-def write_report(report: Mapping[str, Any], directory: str | os.PathLike) -> None:
-    """Write conversion.json."""
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    files.atomic_write_text(os.path.join(directory, REPORT), text)
 
 
 def compare_bitwise(
     written: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], where: str | os.PathLike
 ) -> None:
-    """Compare tensors that were written with those read back.
-
-    Raises:
-        UserError: A name, shape, type or bit differs. The message names the first tensor.
-    """
+    """Raise UserError with the name of the first tensor whose shape, type or bits differ."""
     for name in sorted(set(written) | set(found)):
         one, two = written.get(name), found.get(name)
         if (
@@ -223,24 +169,38 @@ def _rename(staging, target):
 
 
 def _compare_outputs(model, directory, format, verify_python):
-    """Return the `Comparison` with the library that can run the format here, or `None`."""
+    """Compare outputs of the written model in the library that can run the format, if any.
+
+    Returns:
+        Entry "outputs" of the report: the library, the largest absolute difference of any output,
+        the largest absolute value of any output, by which to judge the difference, and warnings of
+        the library; or `None`.
+    """
+    if format == "huggingface":
+        return verify_python and _compare_in_transformers(model, directory, verify_python)
     if format == "google":
-        return _compare(model, "bert_tf", _outputs_here(read_pretrained(directory)))
-    if format == "keras":
-        runner = keras_export.outputs_in_library(directory)
-        return runner and _compare(model, "keras-hub", runner)
-    return verify_python and _in_transformers(model, directory, verify_python)
+        library, outputs_of = "bert_tf", _outputs_here(read_pretrained(directory))
+    elif outputs_of := keras_export.outputs_in_library(directory):
+        library = "keras-hub"
+    else:
+        return None
+    theirs = map(outputs_of, token_ids(model.pretrained))
+    return _compare(model, library, _outputs_here(model.pretrained), theirs)
 
 
-def _compare(model, library, outputs_of: Callable[[np.ndarray], Outputs]) -> Comparison:
-    """Compare the encoder's outputs on the fixed texts."""
-    ours_of = _outputs_here(model.pretrained)
+def _compare(model, library, ours_of, theirs: Iterable[Outputs], warnings=()):
+    """Compare outputs on the fixed texts, those of `ours_of` by token ids with `theirs`."""
     differences, sizes = [], []
-    for ids in token_ids(model.pretrained):
-        ours, theirs = ours_of(ids), outputs_of(ids)
-        differences += [np.abs(ours[name] - theirs[name]).max() for name in theirs]
-        sizes += [np.abs(ours[name]).max() for name in theirs]
-    return Comparison(library, float(max(differences)), float(max(sizes)))
+    for ids, outputs in zip(token_ids(model.pretrained), theirs, strict=True):
+        for name, array in ours_of(ids).items():
+            differences.append(np.abs(array - outputs[name]).max())
+            sizes.append(np.abs(array).max())
+    return {
+        "library": library,
+        "largest_difference": float(max(differences)),
+        "largest_output": float(max(sizes)),
+        "warnings": list(warnings),
+    }
 
 
 def token_ids(pretrained: PretrainedWeights) -> Iterator[np.ndarray]:
@@ -265,8 +225,8 @@ def _outputs_here(pretrained):
     return outputs_of
 
 
-def _in_transformers(model, directory, python):
-    """Return the `Comparison` with transformers, run by another interpreter."""
+def _compare_in_transformers(model, directory, python):
+    """Compare with transformers, run by another interpreter; see `_compare_outputs`."""
     runner = pathlib.Path(__file__).with_name("transformers_runner.py")
     with tempfile.TemporaryDirectory() as scratch:
         texts, results = (os.path.join(scratch, name) for name in ("texts.json", "results.npz"))
@@ -286,46 +246,45 @@ def _in_transformers(model, directory, python):
             raise UserError(f"--verify_python={python}: transformers failed: {reason}")
         with np.load(results, allow_pickle=False) as file:
             theirs = {name: file[name] for name in file.files}
-    ours_of, differences, sizes = _outputs_in_transformers(model), [0.0], [0.0]
-    for number, ids in enumerate(token_ids(model.pretrained)):
-        if theirs[f"{number}/ids"].tolist() != ids.tolist():
+    outputs: list[Outputs] = [{} for _ in TEXTS]
+    for name in theirs.keys() - {"versions", "warnings"}:
+        number, _, output = name.partition("/")
+        outputs[int(number)][output] = theirs[name]
+    for text, of_text, ids in zip(TEXTS, outputs, token_ids(model.pretrained), strict=True):
+        if of_text["ids"].tolist() != ids.tolist():
             raise UserError(
-                f"--verify_python={python}: transformers tokenizes {TEXTS[number]!r} as "
-                f"{theirs[f'{number}/ids'].tolist()}; expected {ids.tolist()}"
+                f"--verify_python={python}: transformers tokenizes {text!r} as "
+                f"{of_text['ids'].tolist()}; expected {ids.tolist()}"
             )
-        for name, array in ours_of(ids).items():
-            differences.append(np.abs(array - theirs[f"{number}/{name}"]).max())
-            sizes.append(np.abs(array).max())
     library = theirs["versions"].tobytes().decode()
-    warnings = tuple(json.loads(theirs["warnings"].tobytes()))
-    return Comparison(library, float(max(differences)), float(max(sizes)), warnings)
+    warnings = json.loads(theirs["warnings"].tobytes())
+    return _compare(model, library, _outputs_in_transformers(model), outputs, warnings)
 
 
 def _outputs_in_transformers(model):
     """Return a function from token ids to the outputs of the model's class in transformers."""
-    head, heads = model.head, model.pretraining_heads
-    if heads:
-        return _pretraining_outputs(model.pretrained, heads)
-    encode = _outputs_here(model.pretrained)
+    if model.heads and not model.kind:
+        return _pretraining_outputs(model.pretrained, model.heads)
+    encode, weights = _outputs_here(model.pretrained), model.pretrained.weights
 
     def outputs_of(ids):
         outputs = encode(ids)
-        if head is None:
+        if not model.kind:
             return {"last_hidden_state": outputs["sequence"], "pooler_output": outputs["pooled"]}
-        is_token_wise = head.kind in ("tagging", "span_qa")
-        logits = outputs["sequence" if is_token_wise else "pooled"] @ head.kernel + head.bias
-        if head.kind == "span_qa":
+        vectors = outputs["sequence" if model.kind in ("tagging", "span_qa") else "pooled"]
+        logits = vectors @ weights[heads.KERNEL] + weights[heads.BIAS]
+        if model.kind == "span_qa":
             return {"start_logits": logits[:, 0], "end_logits": logits[:, 1]}
         return {"logits": logits}
 
     return outputs_of
 
 
-def _pretraining_outputs(pretrained, heads):
+def _pretraining_outputs(pretrained, parts):
     """Return a function from token ids to the logits of the pretraining heads."""
     model = PretrainingModel(pretrained.config)
     pretrained.assign_to(model)
-    is_alone = len(heads) == 1
+    is_alone = len(parts) == 1
     names = {
         "masked_lm": "logits" if is_alone else "prediction_logits",
         "next_sentence": "logits" if is_alone else "seq_relationship_logits",
@@ -334,6 +293,6 @@ def _pretraining_outputs(pretrained, heads):
     def outputs_of(ids):
         positions = tf.range(len(ids))[tf.newaxis]
         outputs = model({"input_ids": ids[np.newaxis], "masked_lm_positions": positions})
-        return {names[head]: outputs[head][0].numpy() for head in heads}
+        return {names[head]: outputs[head][0].numpy() for head in parts}
 
     return outputs_of

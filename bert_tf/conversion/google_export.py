@@ -1,40 +1,35 @@
 """Writer of releases in the form of google-research/bert."""
 
-import json
 import pathlib
 
 import numpy as np
 
-from bert_tf.conversion.exported_model import ExportedModel, write_vocabulary
+from bert_tf.conversion.exported_model import ExportedModel
 from bert_tf.conversion.huggingface_export import class_name, encoder_values
-from bert_tf.runs.checkpoints import read_bundle
-
-PREFIX = "bert_model.ckpt"
+from bert_tf.storage import files
+from bert_tf.weights.google import RELEASED
 
 
 def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Write bert_config.json, vocab.txt and bert_model.ckpt.*.
+    """Write bert_config.json, vocab.txt and bert_model.ckpt.* to an empty directory.
 
-    Args:
-        model: The model. Its head is named as in run_classifier.py, or run_squad.py for spans.
-        directory: Empty directory.
+    A head is named as in run_classifier.py, or run_squad.py for spans.
 
     Returns:
-        Tensors by name, as written, and descriptions of what the format does not hold.
+        Tensors by name, as read back, and descriptions of what the format does not hold.
     """
     import tensorflow as tf
 
     pretrained = model.pretrained
-    heads = (model.head.part,) if model.head else model.pretraining_heads
-    tensors = model.tensors("google", ("bert", *heads))
+    tensors = model.tensors("google", ("bert", *model.heads))
     names = sorted(tensors)
     tf.raw_ops.SaveV2(
-        prefix=str(directory / PREFIX),
+        prefix=str(directory / RELEASED),
         tensor_names=names,
         shape_and_slices=[""] * len(names),
         tensors=[tensors[name] for name in names],
     )
-    config, dropped = pretrained.config, [] if model.head else model.dropped
+    config, dropped = pretrained.config, [] if model.kind else model.dropped
     values = encoder_values(config)
     if config.hidden_act == "gelu_new":
         values["hidden_act"] = "gelu"  # The released code computes the tanh form.
@@ -56,15 +51,9 @@ def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.n
             f"max_input_chars_per_word={config.max_input_chars_per_word}: google-research/bert "
             "uses 200"
         )
-    if model.head is not None:
+    if model.kind:
         # Ignored by the released code.
         values |= {"architectures": [class_name(model)], **model.config_values()}
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    (directory / "bert_config.json").write_text(text, encoding="utf-8")
-    write_vocabulary(model, directory / "vocab.txt")
+    files.atomic_write_json(directory / "bert_config.json", values)
+    pretrained.vocabulary.save(directory / "vocab.txt")
     return tensors, dropped
-
-
-def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
-    """Read back all tensors by name, with TensorFlow's checksums."""
-    return read_bundle(directory / PREFIX)

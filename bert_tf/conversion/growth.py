@@ -7,7 +7,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,29 +23,6 @@ UNUSED = re.compile(r"\[unused\d+\]")
 _WORDS = "bert/embeddings/word_embeddings"
 _POSITIONS = "bert/embeddings/position_embeddings"
 _OUTPUT_BIAS = "masked_lm/output_bias"
-
-
-class Added(NamedTuple):
-    """Numbers of words by what `add_tokens` did with them.
-
-    Attributes:
-        replaced: Words that took the place of an [unused] entry.
-        appended: Words at the end of the vocabulary.
-        present: Words that were entries already.
-        unknown: Added words that were [UNK] before, at least in part.
-    """
-
-    replaced: int
-    appended: int
-    present: int
-    unknown: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.replaced + self.appended} words added ({self.replaced} in place of [unused] "
-            f"entries, {self.appended} appended, {self.unknown} of them [UNK] before), "
-            f"{self.present} already present"
-        )
 
 
 def read_words(path: str | os.PathLike[str]) -> list[str]:
@@ -72,19 +49,14 @@ def read_words(path: str | os.PathLike[str]) -> list[str]:
 
 def add_tokens(
     pretrained: PretrainedWeights, words: Sequence[str], where: str = "words"
-) -> tuple[PretrainedWeights, Added]:
-    """Add words to the vocabulary, [unused] entries first.
+) -> tuple[PretrainedWeights, str]:
+    """Add words that are no entries yet to the vocabulary, [unused] entries first.
 
-    The embedding and the output bias of a word are the means over the pieces of which it consisted
-    before.
-
-    Args:
-        pretrained: The model.
-        words: Words as the tokenizer normalizes them. Words that are entries already are skipped.
-        where: Name of the file, for error messages.
+    The words are as the tokenizer normalizes them. The embedding and the output bias of a word are
+    the means over the pieces of which it consisted before. `where` is the file, for messages.
 
     Returns:
-        The model with the larger vocabulary, and the numbers of words.
+        The model with the larger vocabulary, and the numbers of words as text.
 
     Raises:
         UserError: The tokenizer can never produce a word, because of case, accents or punctuation.
@@ -115,18 +87,18 @@ def add_tokens(
     )
     _check_produced(result, added, ids_N, where)
     unknown = sum(vocabulary["[UNK]"] in pieces for pieces in pieces_N)
-    present = len(words) - len(added)
-    return result, Added(len(free), len(added) - len(free), present, unknown)
+    return result, (
+        f"{len(added)} words added ({len(free)} in place of [unused] entries, "
+        f"{len(added) - len(free)} appended, {unknown} of them [UNK] before), "
+        f"{len(words) - len(added)} already present"
+    )
 
 
 def extend_positions(pretrained: PretrainedWeights, count: int) -> PretrainedWeights:
-    """Extend the position embeddings to `count` rows.
+    """Extend the position embeddings to `count` rows, more than before.
 
     The new rows repeat the existing ones from the first on, as in Longformer (Beltagy et al. 2020,
     5): a starting point for further training.
-
-    Raises:
-        UserError: The model has as many positions already.
     """
     before = pretrained.weights[_POSITIONS]
     if count <= len(before):
@@ -146,8 +118,7 @@ def extend_positions(pretrained: PretrainedWeights, count: int) -> PretrainedWei
 def _pieces(pretrained: PretrainedWeights, words: Sequence[str], where: str) -> list[list[int]]:
     """Return the ids of each word's pieces.
 
-    Raises:
-        UserError: The tokenizer changes or splits a word before it looks up entries.
+    Raise UserError if the tokenizer changes or splits a word before it looks up entries.
     """
     from bert_tf.text.normalizer import Normalizer
     from bert_tf.text.tokenizer import Tokenizer
@@ -169,11 +140,7 @@ def _pieces(pretrained: PretrainedWeights, words: Sequence[str], where: str) -> 
 
 
 def _check_produced(pretrained, words, ids, where):
-    """Check that the new tokenizer yields one token per word.
-
-    Raises:
-        UserError: It does not, for example because a word is too long.
-    """
+    """Raise UserError unless the new tokenizer yields one token per word: one may be too long."""
     from bert_tf.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_config(pretrained.config, pretrained.vocabulary)

@@ -5,7 +5,6 @@ model.safetensors         exactly the tensors of the class
 vocab.txt, tokenizer.json, tokenizer_config.json, special_tokens_map.json
 """
 
-import json
 import pathlib
 from typing import Any
 
@@ -14,67 +13,52 @@ import safetensors.numpy
 
 from bert_tf.config import TOKENIZER_SETTINGS, BertConfig
 from bert_tf.conversion.exported_model import ExportedModel
+from bert_tf.storage import files
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
+from bert_tf.weights import tokenizer_files
+from bert_tf.weights.heads import CLASSES
+from bert_tf.weights.name_map import WITH_POOLER
 
-WEIGHTS = "model.safetensors"
-# Classes of transformers by task type, and by the pretraining heads that the model has.
-_TASK_CLASSES = {
-    "classification": "BertForSequenceClassification",
-    "regression": "BertForSequenceClassification",
-    "tagging": "BertForTokenClassification",
-    "span_qa": "BertForQuestionAnswering",
-    "multiple_choice": "BertForMultipleChoice",
-}
+# Classes of transformers by the pretraining heads that the model has.
 _PRETRAINING_CLASSES = {
     (): "BertModel",
     ("masked_lm",): "BertForMaskedLM",
     ("next_sentence",): "BertForNextSentencePrediction",
     ("masked_lm", "next_sentence"): "BertForPreTraining",
 }
-_BERT_TOKENIZER_CHARACTERS = 100  # max_input_chars_per_word of BertTokenizer, whatever files say.
-_WITHOUT_POOLER = ("BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering")
 
 
 def class_name(model: ExportedModel) -> str:
     """Return the name of the model's class in transformers."""
-    if model.head is not None:
-        return _TASK_CLASSES[model.head.kind]
-    return _PRETRAINING_CLASSES[model.pretraining_heads]
+    return CLASSES[model.kind] if model.kind else _PRETRAINING_CLASSES[model.heads]
 
 
 def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Write a model.
-
-    Args:
-        model: The model.
-        directory: Empty directory.
+    """Write a model to an empty directory.
 
     Returns:
-        Tensors by name, as written, and descriptions of what the format does not hold.
+        Tensors by name, as read back, and descriptions of what the format does not hold.
     """
     name = class_name(model)
     has_head = name != "BertModel"
-    heads = (model.head.part,) if model.head else model.pretraining_heads
+    has_pooler = name in WITH_POOLER or not has_head
     tensors = {
-        # Only models with a head have the prefix.
-        f"bert.{theirs}" if has_head and _is_of_encoder(theirs) else theirs: array
-        for theirs, array in model.tensors("huggingface", ("bert", *heads)).items()
-        if not (theirs.startswith("pooler.") and name in _WITHOUT_POOLER)
+        theirs: array
+        for theirs, array in model.tensors("huggingface", ("bert", *model.heads)).items()
+        if has_pooler or not theirs.startswith("pooler.")
     }
-    safetensors.numpy.save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
-    _write_json(directory / "config.json", _config(model, name))
+    # Only models with a head have the prefix.
+    of_encoder = ("embeddings.", "encoder.", "pooler.") if has_head else ()
+    written = {
+        f"bert.{theirs}" if theirs.startswith(of_encoder) else theirs: array
+        for theirs, array in tensors.items()
+    }
+    path = directory / "model.safetensors"
+    safetensors.numpy.save_file(written, path, metadata={"format": "pt"})
+    files.atomic_write_json(directory / "config.json", _config(model, name))
     _write_tokenizer(model, directory)
-    dropped = [f"the pooler, which {name} does not have"] if name in _WITHOUT_POOLER else []
-    return tensors, dropped + ([] if model.head else model.dropped)
-
-
-def read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
-    """Read back all tensors by name."""
-    return safetensors.numpy.load_file(directory / WEIGHTS)
-
-
-def _is_of_encoder(name):
-    return name.startswith(("embeddings.", "encoder.", "pooler."))
+    dropped = [] if has_pooler else [f"the pooler, which {name} does not have"]
+    return tensors, dropped + ([] if model.kind else model.dropped)
 
 
 def _config(model, name):
@@ -107,44 +91,43 @@ def encoder_values(config: BertConfig) -> dict[str, Any]:
 
 def _write_tokenizer(model, directory):
     config, vocabulary = model.pretrained.config, model.pretrained.vocabulary
-    (directory / "vocab.txt").write_bytes(vocabulary.to_bytes())
-    specials = {f"{name.strip('[]').lower()}_token": name for name in SPECIALS}
+    vocabulary.save(directory / "vocab.txt")
     normalizer = {
         "strip_accents": config.strip_accents,
         "tokenize_chinese_chars": True,
         "do_lower_case": config.do_lower_case,
     }
-    length = model.max_seq_length or config.max_position_embeddings
+    task = model.pretrained.task
+    length = task["max_seq_length"] if task else config.max_position_embeddings
     tokenizer_class: dict[str, Any] = {"tokenizer_class": "BertTokenizer"}
-    if config.max_input_chars_per_word != _BERT_TOKENIZER_CHARACTERS:
+    if config.max_input_chars_per_word != tokenizer_files.MAX_INPUT_CHARS_PER_WORD:
         # The class without a constant of its own, which takes all settings from tokenizer.json.
         tokenizer_class = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         }
-    _write_json(
+    files.atomic_write_json(
         directory / "tokenizer_config.json",
         {
             **tokenizer_class,
             **normalizer,
             "model_max_length": length,
-            **specials,
+            **tokenizer_files.SPECIAL_TOKENS,
         },
     )
-    _write_json(directory / "special_tokens_map.json", specials)
-    _write_json(directory / "tokenizer.json", tokenizer(config, vocabulary))
+    files.atomic_write_json(directory / "special_tokens_map.json", tokenizer_files.SPECIAL_TOKENS)
+    files.atomic_write_json(directory / "tokenizer.json", tokenizer(config, vocabulary))
 
 
 def tokenizer(config: BertConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the content of tokenizer.json."""
 
-    def special(name, type_id):
-        return {"SpecialToken": {"id": name, "type_id": type_id}}
+    def template(pieces):
+        return [
+            {"SpecialToken" if name in SPECIALS else "Sequence": {"id": name, "type_id": segment}}
+            for name, segment in pieces
+        ]
 
-    def sequence(name, type_id):
-        return {"Sequence": {"id": name, "type_id": type_id}}
-
-    first = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)]
     return {
         "version": "1.0",
         "truncation": None,
@@ -162,17 +145,16 @@ def tokenizer(config: BertConfig, vocabulary: Vocabulary) -> dict[str, Any]:
             for name in sorted(SPECIALS, key=vocabulary.__getitem__)
         ],
         "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
+            **tokenizer_files.REQUIRED_PARTS["normalizer"],
             "handle_chinese_chars": True,
             "strip_accents": config.strip_accents,
             "lowercase": config.do_lower_case,
         },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "pre_tokenizer": tokenizer_files.REQUIRED_PARTS["pre_tokenizer"],
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": first,
-            "pair": [*first, sequence("B", 1), special("[SEP]", 1)],
+            "single": template(tokenizer_files.SINGLE),
+            "pair": template(tokenizer_files.PAIR),
             "special_tokens": {
                 name: {"id": name, "ids": [vocabulary[name]], "tokens": [name]}
                 for name in ("[CLS]", "[SEP]")
@@ -180,15 +162,9 @@ def tokenizer(config: BertConfig, vocabulary: Vocabulary) -> dict[str, Any]:
         },
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
+            **tokenizer_files.REQUIRED_PARTS["model"],
             "max_input_chars_per_word": config.max_input_chars_per_word,
             # Unlike Google, transformers strips line ends only.
             "vocab": {line: number for number, line in enumerate(vocabulary.lines)},
         },
     }
-
-
-def _write_json(path, values):
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -21,7 +21,9 @@ def main(model_path: str, texts_path: str, results_path: str) -> None:
     import transformers
 
     lines: list[str] = []
-    logging.getLogger("transformers").addHandler(_Collector(lines))
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("transformers").addHandler(handler)
     with open(texts_path, encoding="utf-8") as file:
         texts = json.load(file)
     results = {}
@@ -50,18 +52,6 @@ def main(model_path: str, texts_path: str, results_path: str) -> None:
         f"transformers {transformers.__version__}, torch {torch.__version__}".encode(), np.uint8
     )
     np.savez(results_path, **results)
-
-
-class _Collector(logging.Handler):
-    """Append the messages of warnings and errors to a list."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Append the message of a record."""
-        self._lines.append(record.getMessage())
 
 
 if __name__ == "__main__":

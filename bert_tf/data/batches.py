@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -77,12 +77,10 @@ class Pieces(NamedTuple):
 
 
 def split_shards(counts: np.ndarray, max_records: int, piece_records: int) -> Pieces:
-    """Split shards of more than `max_records` records.
+    """Split shards of more than `max_records` records into pieces of `piece_records`.
 
-    Args:
-        counts: int64, numbers of records of the shards.
-        max_records: Maximum number of records of a shard that is one piece.
-        piece_records: Number of records of each piece of the others; the last one may have fewer.
+    The last piece of a shard may have fewer. `counts` are the numbers of records, int64
+    `(shards,)`.
     """
     is_large = counts > max_records
     sizes = np.where(is_large, piece_records, np.maximum(counts, 1))
@@ -98,10 +96,6 @@ def record_offsets(path: str | os.PathLike, every: int) -> tuple[int, np.ndarray
     """Count the records of a TFRecord file and find some of them, by their lengths alone.
 
     A TFRecord file has no index.
-
-    Args:
-        path: The file.
-        every: Distance in records between two offsets.
 
     Returns:
         Number of complete records, and int64 offsets in bytes of records 0, `every`, 2 * `every`
@@ -167,13 +161,7 @@ class PretrainingDataset:
         self._mask = None
         num_predictions = settings["max_predictions_per_seq"]
         if settings["masking"] == "dynamic":
-            self._mask = masking.MaskGenerator(
-                vocabulary,
-                masked_lm_prob=settings["masked_lm_prob"],
-                max_predictions_per_seq=num_predictions,
-                whole_word_mask=settings["whole_word_mask"],
-                replace_with_any=settings["replace_with_any"],
-            )
+            self._mask = masking.mask_generator(vocabulary, settings)
             num_predictions = 0  # The records contain no masks.
         self._paths = [self.manifest.path(entry["file"]) for entry in self.manifest.shards]
         self._counts = np.array([entry["records"] for entry in self.manifest.shards], np.int64)
@@ -187,14 +175,6 @@ class PretrainingDataset:
     def __len__(self) -> int:
         return self.manifest.num_examples
 
-    def verify(
-        self,
-        log: Callable[[str], None] = lambda line: None,
-        verified: Mapping[str, Any] | None = None,
-    ) -> dict[str, list[Any]]:
-        """Verify the SHA-256 of all shards; see `Manifest.check_files`."""
-        return self.manifest.check_files(log, verified)
-
     def position(self, seed: int, num_examples: int) -> DataPosition:
         """Return the position after `num_examples` examples from the start of training."""
         return DataPosition(seed, *divmod(num_examples, len(self)))
@@ -202,31 +182,17 @@ class PretrainingDataset:
     def training_batches(
         self, position: DataPosition, batch_size: int, layout: ToLayout
     ) -> tf.data.Dataset:
-        """Return an infinite dataset of shuffled batches.
+        """Return an infinite dataset of shuffled batches, dicts of tensors by feature name.
 
-        Batches continue across epoch boundaries, so that no example is dropped.
-
-        Args:
-            position: The position of the first example.
-            batch_size: Examples per batch.
-            layout: `pad_examples` or `flatten_examples`.
-
-        Returns:
-            Dataset of tensors by feature name.
+        Batches continue across epoch boundaries, so that no example is dropped. `position` is that
+        of
+        the first example.
         """
         blocks = self._training_blocks(position)
         return self._batches(blocks, position.seed, batch_size, layout, drop_remainder=True)
 
     def evaluation_batches(self, batch_size: int, layout: ToLayout) -> tf.data.Dataset:
-        """Return a dataset of all examples once, in order. The last batch may be smaller.
-
-        Args:
-            batch_size: Examples per batch.
-            layout: `pad_examples` or `flatten_examples`.
-
-        Returns:
-            Dataset of tensors by feature name.
-        """
+        """Return batches of all examples once, in order. The last batch may be smaller."""
 
         def block(piece):
             return tf.zeros([], tf.int64), [piece], tf.range(tf.gather(self._pieces.records, piece))
@@ -425,13 +391,10 @@ def _require(condition, message):
 
 
 def pad_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Return examples in the padded layout, as in the shards.
+    """Return examples in the padded layout, as in the shards, with labels of shape `(B,)`.
 
     Args:
         examples: Tensors `(B, L)`, `(B, P)` and `(B, 1)` by feature name.
-
-    Returns:
-        The same tensors, with next_sentence_labels of shape `(B,)`.
     """
     return {**examples, tf_examples.LABELS: examples[tf_examples.LABELS][:, 0]}
 
@@ -448,13 +411,7 @@ def flatten_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         next_sentence_labels `(B,)`. T is rounded up to a bucket size; the tail is 0.
     """
     flat = padded_to_flat(examples)
-    starts_B = flat["row_splits"][:-1]
-    return {
-        **flat,
-        **{name: examples[name] for name in tf_examples.MASKS},
-        "masked_lm_positions": examples["masked_lm_positions"] + starts_B[:, tf.newaxis],
-        tf_examples.LABELS: examples[tf_examples.LABELS][:, 0],
-    }
+    return _with_labels(flat, examples, flat["row_splits"][:-1, tf.newaxis])
 
 
 def pack_examples(
@@ -487,9 +444,13 @@ def pack_examples(
 
 def _pack(examples, shape, places=None):
     packed = padded_to_packed(examples, shape, places)
-    starts_B1 = packed["token_indices"][:, :1]
+    return _with_labels(packed, examples, packed["token_indices"][:, :1])
+
+
+def _with_labels(inputs, examples, starts_B1):
+    """Add the labels of examples whose first tokens are at `starts_B1` among all tokens."""
     return {
-        **packed,
+        **inputs,
         **{name: examples[name] for name in tf_examples.MASKS},
         "masked_lm_positions": examples["masked_lm_positions"] + starts_B1,
         tf_examples.LABELS: examples[tf_examples.LABELS][:, 0],

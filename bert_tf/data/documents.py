@@ -67,14 +67,7 @@ class DocumentIndex:
 
 
 def find_files(patterns: Iterable[str], but_in: str | None = None) -> list[str]:
-    """Expand glob patterns.
-
-    Args:
-        patterns: The patterns.
-        but_in: Directory whose files are excluded, or `None`.
-
-    Returns:
-        The sorted paths, each file once.
+    """Return the sorted paths that match glob patterns, each file once, but those in `but_in`.
 
     Raises:
         UserError: If a pattern matches no file.
@@ -97,12 +90,10 @@ def find_files(patterns: Iterable[str], but_in: str | None = None) -> list[str]:
     return sorted(paths.values())
 
 
-def lines(path: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes, str]]:
+def lines(
+    stream: files.TextFile, max_bytes: int = MAX_LINE_BYTES
+) -> Iterator[tuple[int, bytes, str]]:
     """Read a file line by line. Only LF ends a line, if the file has any.
-
-    Args:
-        path: UTF-8 file, plain or gzip.
-        max_bytes: Maximum length of a line.
 
     Yields:
         Offset in bytes (after decompression), the line as bytes with its LF, and as text.
@@ -110,11 +101,6 @@ def lines(path: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, byt
     Raises:
         UserError: See `_blocks`.
     """
-    with files.TextFile(path) as stream:
-        yield from _lines(stream, max_bytes)
-
-
-def _lines(stream, max_bytes):
     for offset, data, text in _blocks(stream, max_bytes):
         # `splitlines` would end lines at other characters, too.
         for line, text_line in zip(io.BytesIO(data), text.split("\n"), strict=False):
@@ -123,11 +109,7 @@ def _lines(stream, max_bytes):
 
 
 def _blocks(stream: files.TextFile, max_bytes: int) -> Iterator[tuple[int, bytes, str]]:
-    """Read a file in blocks of whole lines.
-
-    Args:
-        stream: UTF-8 file, plain or gzip.
-        max_bytes: Maximum length of a line.
+    """Read a file in blocks of whole lines of at most `max_bytes`.
 
     Yields:
         Offset in bytes of the stream, the block as bytes, and as text.
@@ -174,24 +156,21 @@ def _blocks(stream: files.TextFile, max_bytes: int) -> Iterator[tuple[int, bytes
             )
 
 
-def spans(path: str, input_format: str, text_field: str = "text") -> Iterator[DocumentSpan]:
+def spans(
+    stream: files.TextFile, input_format: str, text_field: str, copy_to: files.Stream | None = None
+) -> Iterator[DocumentSpan]:
     """Find the documents of a file. Those without text are skipped.
 
     Args:
-        path: The file.
+        stream: UTF-8 file, plain or gzip.
         input_format: "lines", documents separated by blank lines; "text", one document per file;
             or "jsonl", one object per line with a string in `text_field`.
         text_field: Key of the text in "jsonl".
+        copy_to: Stream that the file is also written to.
 
     Raises:
         UserError: See `_blocks` and `json_text`.
     """
-    with files.TextFile(path) as stream:
-        yield from _spans(stream, input_format, text_field)
-
-
-def _spans(stream, input_format, text_field, copy_to=None):
-    """Find the documents of an open file, which is also written to the stream `copy_to`."""
     if input_format == "jsonl":
         yield from _json_spans(stream, text_field, copy_to)
         return
@@ -222,8 +201,8 @@ def _spans(stream, input_format, text_field, copy_to=None):
 
 
 def _json_spans(stream, text_field, copy_to):
-    lines = _lines(stream, MAX_JSON_LINE_BYTES)
-    for number, (offset, line, text) in enumerate(lines, start=1):
+    found = lines(stream, MAX_JSON_LINE_BYTES)
+    for number, (offset, line, text) in enumerate(found, start=1):
         if copy_to is not None:
             copy_to.write(line)
         if not text.strip():
@@ -246,15 +225,11 @@ def _has_text(line):
 
 
 def json_text(line: str, text_field: str, where: str) -> str:
-    """Return the text in a line of JSON.
-
-    Args:
-        line: A JSON object.
-        text_field: Key of the text.
-        where: File and line, for error messages.
+    """Return the text in a line of JSON, an object with the key `text_field`.
 
     Raises:
-        UserError: If the line is not such an object, or the text has too long lines.
+        UserError: If the line is not such an object, or the text has too long lines. The message
+            begins with `where`, the file and the line.
     """
     try:
         text = strict_json.parse(line)[text_field]
@@ -295,15 +270,17 @@ def index(
     hashes, numbers, begins, sizes = bytearray(), array("i"), array("q"), array("q")
     local_paths = []
     for number, path in enumerate(paths):
-        local_path, copy_to = path, None
+        local_path = path
+        copy_to: files.Stream | None = None
         try:
             with contextlib.ExitStack() as stack:
                 stream = stack.enter_context(files.TextFile(path))
                 if not stream.is_verbatim:
                     files.makedirs(spill_dir)
                     local_path = os.path.join(spill_dir, f"{number}")
-                    copy_to = stack.enter_context(files.open_file(local_path, "wb"))
-                for span in _spans(stream, input_format, text_field, copy_to):
+                    copy_to = files.open_file(local_path, "wb")
+                    stack.enter_context(copy_to)
+                for span in spans(stream, input_format, text_field, copy_to):
                     hashes += span.digest
                     numbers.append(number)
                     begins.append(span.offset)
@@ -325,17 +302,9 @@ def index(
 def read(
     path: str, offset: int, length: int, input_format: str, text_field: str = "text"
 ) -> list[str]:
-    """Read a document (pass 2).
+    """Return the lines of a document (pass 2), stripped; empty strings separate paragraphs.
 
-    Args:
-        path: The file.
-        offset: Offset of the document in bytes.
-        length: Length of the document in bytes.
-        input_format: See `spans`.
-        text_field: Key of the text in "jsonl".
-
-    Returns:
-        The stripped lines; empty strings separate paragraphs.
+    `offset` and `length` are in bytes; the others are as in `spans`.
 
     Raises:
         UserError: If the file was changed.

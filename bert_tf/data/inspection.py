@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.data import tf_examples
-from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest, ShardEntry
+from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
 from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
@@ -54,11 +54,7 @@ class ShardStatistics:
                 self.mask_actions[number] += (action & is_predicted).sum()
 
     def lines(self, max_seq_length: int) -> Iterator[str]:
-        """Yield the statistics as lines of text.
-
-        Args:
-            max_seq_length: Sequence length with padding.
-        """
+        """Yield the statistics as lines of text; `max_seq_length` is the length with padding."""
         lengths, lengths_b = np.concatenate(self.lengths), np.concatenate(self.lengths_b)
         num_positions = len(lengths) * max_seq_length
         yield f"{len(lengths):,} examples of {max_seq_length} positions, {lengths.sum():,} tokens"
@@ -81,11 +77,7 @@ class ShardStatistics:
 def read_shard(
     path: str | os.PathLike, parse: Callable[[tf.Tensor], dict[str, tf.Tensor]]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Read the examples of a shard in batches of `BATCH_EXAMPLES`.
-
-    Args:
-        path: The TFRecord file.
-        parse: From `tf_examples.parser`.
+    """Read the examples of a TFRecord file in batches of `BATCH_EXAMPLES`.
 
     Yields:
         Arrays `(N, ...)` by feature name.
@@ -130,11 +122,6 @@ def inspect(
     manifest: Manifest, vocabulary: Vocabulary, log: Callable[[str], None] = lambda line: None
 ) -> ShardStatistics:
     """Verify hashes and record counts of all shards and collect statistics.
-
-    Args:
-        manifest: The manifest of the shards.
-        vocabulary: The vocabulary of the shards.
-        log: Receives lines of progress.
 
     Raises:
         UserError: If a shard or the vocabulary does not match the manifest.
@@ -204,15 +191,10 @@ def first_examples(manifest: Manifest, count: int) -> Iterator[dict[str, np.ndar
 
 
 def format_example(example: Mapping[str, np.ndarray], vocabulary: Vocabulary) -> Iterator[str]:
-    """Format an example as lines of text.
+    """Yield an example of `first_examples` as lines of text.
 
-    Args:
-        example: Arrays by feature name, from `first_examples`.
-        vocabulary: The vocabulary of the shards.
-
-    Yields:
-        A summary, the tokens of each segment with masked positions in braces, and the labels of
-        the masked positions.
+    They are a summary, the tokens of each segment with masked positions in braces, and the labels
+    of the masked positions.
     """
 
     def token(token_id):
@@ -239,11 +221,8 @@ def format_example(example: Mapping[str, np.ndarray], vocabulary: Vocabulary) ->
 def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Manifest:
     """Write the manifest of shards from google-research/bert or another program.
 
-    Every record is read and checked before.
-
-    Args:
-        directory: The directory of the shards, files with "tfrecord" in their names.
-        vocabulary: The vocabulary of the shards. A copy is saved next to them.
+    The shards are files with "tfrecord" in their names. Every record is read and checked before. A
+    copy of the vocabulary is saved next to them.
 
     Raises:
         UserError: If a file does not contain the released features, or a value is out of range,
@@ -263,7 +242,7 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
         raise UserError(f"{directory}: no TFRecord files; expected names with 'tfrecord'")
     max_seq_length, max_predictions = _lengths(os.path.join(directory, names[0]))
     parse = tf_examples.parser(max_seq_length, max_predictions)
-    entries: list[ShardEntry] = []
+    entries = []
     for name in names:
         path, count, tokens, random_next = os.path.join(directory, name), 0, 0, 0
         for examples in read_shard(path, parse):

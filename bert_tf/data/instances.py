@@ -98,10 +98,7 @@ def split_sentences(lines: Iterable[str]) -> list[str]:
     """Split running text into sentences.
 
     Paragraphs are split with nupunkt, which knows English abbreviations, and after each full stop
-    of other scripts.
-
-    Args:
-        lines: Stripped lines. Empty ones separate paragraphs; other line ends become spaces.
+    of other scripts. Empty lines separate paragraphs; other line ends become spaces.
     """
     paragraphs, current = [], []
     for line in [*lines, ""]:
@@ -269,13 +266,7 @@ def _truncate(instances, budget, generator):
 def to_examples(
     instances: Instances, ids: np.ndarray, vocabulary: Vocabulary, max_seq_length: int
 ) -> dict[str, np.ndarray]:
-    """Build padded examples from instances.
-
-    Args:
-        instances: N instances.
-        ids: int32 token ids of the documents, which the instances index.
-        vocabulary: The vocabulary.
-        max_seq_length: L.
+    """Build padded examples from N instances of documents with the token ids `ids`, int32.
 
     Returns:
         Dict with int32 input_ids, input_mask and segment_ids `(N, L)`, and next_sentence_labels

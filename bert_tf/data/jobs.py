@@ -21,8 +21,8 @@ from typing import Any
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.storage import files
-from bert_tf.system import cpus
 from bert_tf.system.command import flag, import_tensorflow
+from bert_tf.system.processes import count_processors
 
 # Writes the shard of a task, and its entry file. It is called with the values of the task and
 # returns the entry.
@@ -67,28 +67,13 @@ class RunnerSettings:
     @property
     def workers(self) -> int:
         """Maximum number of worker processes."""
-        return self.num_workers or cpus.count()
-
-    @property
-    def beam_options(self) -> str:
-        """Options of Apache Beam, with those of a Dask cluster."""
-        if self.runner != "dask":
-            return self.beam_args
-        # One shard per task of Dask; by default, a single one would get all shards.
-        address = f"--dask_client_address={self.dask_address}"
-        return f"--runner={_DASK_RUNNER} {address} --dask_partition_size=1 {self.beam_args}"
+        return self.num_workers or count_processors()
 
 
 def run(
     settings: RunnerSettings, open_writer: OpenWriter, directory: str, num_tasks: int
 ) -> contextlib.AbstractContextManager[Make]:
-    """Start workers for a block.
-
-    Args:
-        settings: Where they run.
-        open_writer: What each of them calls once.
-        directory: Directory of the shards.
-        num_tasks: Number of shards to write.
+    """Start workers for a block, to write `num_tasks` shards into a directory.
 
     Returns:
         Context manager of the function that writes the shards of an iterable of tasks. It passes
@@ -109,22 +94,19 @@ def run(
             f"--runner={settings.runner}: {error.name} is not installed; "
             f"pip install 'bert_tf[{settings.runner}]'"
         ) from None
-    return run_on_beam(open_writer, directory, settings.beam_options, f"--runner={settings.runner}")
+    options = settings.beam_args
+    if settings.runner == "dask":
+        # One shard per task of Dask; by default, a single one would get all shards.
+        address = f"--dask_client_address={settings.dask_address}"
+        options = f"--runner={_DASK_RUNNER} {address} --dask_partition_size=1 {options}"
+    return run_on_beam(open_writer, directory, options, f"--runner={settings.runner}")
 
 
 @contextlib.contextmanager
 def run_local(open_writer: OpenWriter, directory: str, num_workers: int) -> Iterator[Make]:
     """Start worker processes for the block. They end with this process, also if it is killed.
 
-    Only they import TensorFlow, not their parent.
-
-    Args:
-        open_writer: See `run`.
-        directory: Directory of the shards, for messages.
-        num_workers: Number of processes, which share the processors.
-
-    Yields:
-        Function that writes the shards of an iterable of tasks.
+    Only they import TensorFlow, not their parent. They share the processors.
 
     Raises:
         UserError: If a worker was killed, or from a worker.
@@ -133,7 +115,7 @@ def run_local(open_writer: OpenWriter, directory: str, num_workers: int) -> Iter
         num_workers,
         multiprocessing.get_context("spawn"),
         _start,
-        (open_writer, max(1, cpus.count() // num_workers)),
+        (open_writer, max(1, count_processors() // num_workers)),
     )
     try:
         # Wait for all workers, so that an error in their setup is raised before any task.
@@ -209,16 +191,7 @@ def _work(*task):
 def run_on_beam(
     open_writer: OpenWriter, directory: str, beam_args: str, flag: str
 ) -> Iterator[Make]:
-    """Configure a Beam runner for the block.
-
-    Args:
-        open_writer: See `run`.
-        directory: Directory of the shards, where the entry files appear.
-        beam_args: Options of Beam, such as "--runner=FlinkRunner".
-        flag: The flag that selects the runner, for error messages.
-
-    Yields:
-        Function that writes the shards of an iterable of tasks.
+    """Configure a Beam runner for the block; `flag` selects it, for error messages.
 
     Raises:
         UserError: If `beam_args` is invalid or a task fails.
@@ -290,12 +263,7 @@ def _entries_passed_to(on_entry, directory):
 
 
 def appeared(directory: str, known: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield the entries whose files are new in a directory.
-
-    Args:
-        directory: Directory of the shards.
-        known: Names of files that are not new. Those of the yielded entries are added.
-    """
+    """Yield the entries whose files are new in a directory, and add their names to `known`."""
     for name in files.listdir(directory):
         is_entry = name.startswith(".") and name.endswith(".json") and not files.is_temporary(name)
         if is_entry and name not in known:

@@ -9,11 +9,11 @@ import concurrent.futures
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, NotRequired, Self, TypedDict
+from typing import Any, ClassVar, Self
 
 from bert_tf.config import TOKENIZER_SETTINGS, read_json_object
 from bert_tf.data.settings import WriteShardsSettings
-from bert_tf.data.sharded_output import NAME, ShardManifest, check_size, shard_names
+from bert_tf.data.sharded_output import NAME, Entry, ShardManifest, check_size, shard_names
 from bert_tf.errors import UserError
 from bert_tf.storage import files, format_versions
 from bert_tf.storage.strict_json import field
@@ -33,32 +33,13 @@ _FIELDS = (
 _PACKAGES = ("numpy", "tensorflow", "tensorflow-text", "nupunkt")
 
 
-class ShardEntry(TypedDict):
-    """Entry of a shard in manifest.json.
-
-    Attributes:
-        file: File name.
-        records: Number of TFRecord records, one per example.
-        bytes: Size of the file.
-        sha256: SHA-256 of the file.
-        documents: Number of documents. Absent for shards of other programs.
-        tokens: Number of tokens without padding.
-        random_next: Number of examples with a random next segment.
-    """
-
-    file: str
-    records: int
-    bytes: int
-    sha256: str
-    documents: NotRequired[int]
-    tokens: int
-    random_next: int
-
-
-class Manifest(ShardManifest[ShardEntry]):
+class Manifest(ShardManifest):
     """Manifest of pretraining shards, built by `planned`, `describe` or `load`."""
 
     CONTENT: ClassVar[str] = "text"
+    # Records, one per example; bytes; tokens without padding; and examples with a random next
+    # segment. Entries of write_shards also have the number of "documents".
+    SIZES: ClassVar[tuple[str, ...]] = ("records", "bytes", "tokens", "random_next")
 
     def __init__(
         self,
@@ -108,17 +89,9 @@ class Manifest(ShardManifest[ShardEntry]):
         vocabulary: Vocabulary,
         max_seq_length: int,
         max_predictions_per_seq: int,
-        shards: Iterable[ShardEntry],
+        shards: Iterable[Entry],
     ) -> Self:
-        """Build the manifest of complete shards of another program.
-
-        Args:
-            directory: The directory of the shards.
-            vocabulary: The vocabulary.
-            max_seq_length: Length of the examples, with padding.
-            max_predictions_per_seq: Number of predictions per example, with padding.
-            shards: Entries of the shards.
-        """
+        """Build the manifest of complete shards of another program; lengths are with padding."""
         return cls(
             directory,
             {
@@ -135,11 +108,7 @@ class Manifest(ShardManifest[ShardEntry]):
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Self:
-        """Read the manifest of a directory.
-
-        Raises:
-            UserError: If it is missing or damaged.
-        """
+        """Read the manifest of a directory; raises UserError if it is missing or damaged."""
         path = os.path.join(directory, NAME)
         if not files.exists(path):
             raise UserError(
@@ -154,7 +123,7 @@ class Manifest(ShardManifest[ShardEntry]):
             raise UserError(f"{path}: damaged ({what}); write the shards again") from None
         return cls(directory, format_versions.without_version(values, path, _FIELDS))
 
-    def save(self, finished: Mapping[int, ShardEntry]) -> None:
+    def save(self, finished: Mapping[int, Entry]) -> None:
         """Save the manifest and the vocabulary of the shards; see `ShardManifest.save`."""
         super().save(finished)
         if self._vocabulary and (
@@ -172,16 +141,6 @@ class Manifest(ShardManifest[ShardEntry]):
         """All that determines the content of the shards."""
         names = ("settings", "vocabulary", "tokenizer", "corpus", "versions")
         return [self._values[name] for name in names]
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the packages that determine the content of the shards."""
-        return self._values["versions"]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of write_shards that determine the content of the shards."""
-        return self._values["settings"]
 
     @property
     def tokenizer(self) -> dict[str, Any] | None:
@@ -203,11 +162,7 @@ class Manifest(ShardManifest[ShardEntry]):
         vocabulary.save(self.path(VOCABULARY_NAME))
 
     def vocabulary(self) -> Vocabulary:
-        """Read the vocab.txt in the directory.
-
-        Raises:
-            UserError: If it is missing or not the vocabulary of the shards.
-        """
+        """Read the vocab.txt in the directory; raises UserError if it is not that of the shards."""
         path = self.path(VOCABULARY_NAME)
         if not files.exists(path):
             raise UserError(f"{path}: no such file; copy the vocab.txt of these shards there")
@@ -261,11 +216,7 @@ class Manifest(ShardManifest[ShardEntry]):
         ).hexdigest()
 
     def check_same_plan(self, planned: Self) -> None:
-        """Check that this manifest, from disk, has the settings and the text of a planned one.
-
-        Raises:
-            UserError: If they differ. The message names the first difference.
-        """
+        """Check settings, vocabulary, tokenizer and text; see `ShardManifest.check_same_plan`."""
         format_versions.check_same_settings(
             self.directory,
             self.settings,
@@ -288,17 +239,15 @@ class Manifest(ShardManifest[ShardEntry]):
                     f"Received: {now}. Name a new --output_dir."
                 )
 
-    @staticmethod
-    def check_entry(entry: Any, location: str) -> ShardEntry:
-        """Check and return the entry of a shard; see `ShardManifest.check_entry`."""
-        name = field(entry, "file", str, location)
+    @classmethod
+    def check_entry(cls, entry: Any, location: str) -> Entry:
+        """Return the entry of a shard; see `ShardManifest.check_entry`."""
+        entry = super().check_entry(entry, location)
+        name = entry["file"]
         if name != os.path.basename(name) or "tfrecord" not in name or len(name) > MAX_NAME_LENGTH:
             raise UserError(
                 f"{location}: file is {name!r:.40}; expected the name of a TFRecord file"
             )
-        field(entry, "sha256", str, location)
-        for size in ("records", "bytes", "tokens", "random_next"):
-            check_size(entry, size, location)
         return entry
 
     def check_complete(self) -> None:

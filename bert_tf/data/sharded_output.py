@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from bert_tf.config import read_json_object
 from bert_tf.data import jobs
@@ -23,21 +23,15 @@ from bert_tf.system.progress import Progress
 
 NAME = "manifest.json"
 Span = tuple[str, int, int]  # A part of a file: path, and two numbers that say where.
-# Writes a shard atomically from its number (from 0), its path and what it is made from. It returns
-# the manifest entry, with "file", "bytes" and "sha256".
-WriteShard = Callable[[int, str, Sequence[Span]], Mapping[str, Any]]
-
-_Entry = TypeVar("_Entry", bound=Mapping[str, Any])
-
-
-class ShardJob(Protocol):
-    """Job of the workers. The object is pickled and sent to each of them."""
-
-    def open(self) -> WriteShard:
-        """Import TensorFlow and return the function that writes a shard. A worker calls it once."""
+# Of a shard in the manifest: "file", "sha256", "bytes" and other numbers.
+Entry = dict[str, Any]
+# Writes a shard atomically from its number (from 0), its path and what it is made from.
+WriteShard = Callable[[int, str, Sequence[Span]], Entry]
+# Imports TensorFlow and returns a `WriteShard`. It is pickled, and each worker calls it once.
+OpenShardWriter = Callable[[], WriteShard]
 
 
-class ShardManifest(abc.ABC, Generic[_Entry]):
+class ShardManifest(abc.ABC):
     """Manifest of a directory of shards: what determines them, and the entries of complete ones.
 
     Args:
@@ -46,7 +40,9 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
     """
 
     CONTENT: ClassVar[str]  # What the shards are made from, such as "rows", for messages.
-    UNIT: ClassVar[str] = "shards"  # Of progress.
+    UNIT: ClassVar[str] = "shards"  # Of progress; "shards", or a key of the entries.
+    SIZES: ClassVar[tuple[str, ...]]  # Keys of the numbers that each entry has.
+    TOTALS: ClassVar[tuple[str, ...]] = ()  # Those whose sums are in manifest.json.
 
     def __init__(self, directory: str | os.PathLike, values: dict[str, Any]) -> None:
         self.directory, self._values = str(directory), values
@@ -54,26 +50,12 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
     @classmethod
     @abc.abstractmethod
     def load(cls, directory: str | os.PathLike) -> Self:
-        """Read the manifest of a directory.
-
-        Raises:
-            UserError: If it is missing or damaged.
-        """
+        """Read the manifest of a directory; raises UserError if it is missing or damaged."""
 
     @property
     @abc.abstractmethod
     def shard_names(self) -> list[str]:
         """File names of all shards."""
-
-    @property
-    @abc.abstractmethod
-    def plan(self) -> Any:
-        """All that determines the content of the shards, as JSON values."""
-
-    @property
-    @abc.abstractmethod
-    def versions(self) -> Mapping[str, str]:
-        """Versions of the packages that determine the content of the shards."""
 
     @abc.abstractmethod
     def check_same_plan(self, planned: Self) -> None:
@@ -83,18 +65,33 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
             UserError: If they differ. The message names the first difference.
         """
 
-    @staticmethod
-    @abc.abstractmethod
-    def check_entry(entry: Any, location: str) -> _Entry:
-        """Check and return the entry of a shard.
-
-        Args:
-            entry: A parsed JSON value.
-            location: File and key, for the error message.
+    @classmethod
+    def check_entry(cls, entry: Any, location: str) -> Entry:
+        """Return the entry of a shard, a parsed JSON value.
 
         Raises:
-            UserError: If a value is missing or invalid.
+            UserError: If a value is missing or invalid. The message begins with `location`.
         """
+        for name in ("file", "sha256"):
+            field(entry, name, str, location)
+        for name in cls.SIZES:
+            check_size(entry, name, location)
+        return entry
+
+    @property
+    def _planned(self):
+        """What determines the shards, such as "settings" and "versions", by name."""
+        return self._values
+
+    @property
+    def plan(self) -> Any:
+        """All that determines the content of the shards, as JSON values."""
+        return self._planned
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the command that determine the content of the shards."""
+        return self._planned["settings"]
 
     @property
     def plan_sha256(self) -> str:
@@ -107,7 +104,7 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
         return self._values["complete"]
 
     @property
-    def shards(self) -> list[_Entry]:
+    def shards(self) -> list[Entry]:
         """Entries of the shards; of the complete ones if some are missing."""
         return self._values.get("shards", [])
 
@@ -115,7 +112,7 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
         """Return the path of a file in the directory."""
         return os.path.join(self.directory, name)
 
-    def finished(self) -> dict[int, _Entry]:
+    def finished(self) -> dict[int, Entry]:
         """Return the entries of complete shards by number, and remove what killed processes left.
 
         Raises:
@@ -131,7 +128,13 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
         found = on_disk._finished(self.shard_names)
         # Complete shards remain usable with other versions, but cannot be mixed with new ones.
         if len(found) < len(self.shard_names):
-            self._check_same_versions(on_disk.versions)
+            for name, now in self._planned["versions"].items():
+                before = on_disk._planned["versions"].get(name)
+                if before != now:
+                    raise UserError(
+                        f"{self.directory}: created with {name} {before}, now {now}, which may "
+                        "write other shards; install the former, or name a new --output_dir"
+                    )
         return found
 
     def _finished(self, shard_names):
@@ -160,44 +163,21 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
         except UserError:
             return None
 
-    def _check_same_versions(self, before):
-        for name, now in self.versions.items():
-            if before.get(name) != now:
-                raise UserError(
-                    f"{self.directory}: created with {name} {before.get(name)}, now {now}, "
-                    "which may write other shards; install the former, or name a new --output_dir"
-                )
-
-    def save(self, finished: Mapping[int, _Entry]) -> None:
-        """Save the manifest with the entries of complete shards.
+    def save(self, finished: Mapping[int, Entry]) -> None:
+        """Save the manifest with the entries of complete shards by number.
 
         If all are complete, it replaces the entry files. A complete one is not written again.
-
-        Args:
-            finished: Entries by shard number.
         """
         names = self.shard_names
         is_complete = len(finished) == len(names)
         shards = [finished[number] for number in sorted(finished)]
-        self._values |= {"complete": is_complete, **self.totals(shards), "shards": shards}
+        totals = {name: sum(entry[name] for entry in shards) for name in self.TOTALS}
+        self._values |= {"complete": is_complete, **totals, "shards": shards}
         if not (is_complete and self.load(self.directory).is_complete):
             self.save_values()
         if is_complete:
             for name in {_entry_name(name) for name in names} & set(files.listdir(self.directory)):
                 files.remove(self.path(name))
-
-    def totals(self, shards: Iterable[_Entry]) -> dict[str, int]:
-        """Return the values of manifest.json that are sums over the entries of shards."""
-        return {}
-
-    @property
-    def total(self) -> int:
-        """Number of units of progress of all shards."""
-        return len(self.shard_names)
-
-    def size(self, entry: Mapping[str, Any]) -> int:
-        """Return the number of units of progress of a shard."""
-        return 1
 
     def save_values(self) -> None:
         """Write manifest.json atomically."""
@@ -205,9 +185,14 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
         text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
         files.atomic_write_text(self.path(NAME), text)
 
+    @property
+    def total(self) -> int:
+        """Number of units of progress of all shards."""
+        return len(self.shard_names)
+
     def write_missing(
         self,
-        job: ShardJob,
+        open_writer: OpenShardWriter,
         spans_of: Callable[[int], Sequence[Span]],
         stamps: Mapping[str, Any],
         settings: jobs.RunnerSettings,
@@ -218,7 +203,7 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
         The caller holds the lock of the directory.
 
         Args:
-            job: The job of the workers.
+            open_writer: What each worker calls once.
             spans_of: Function from the number of a shard to what it is made from.
             stamps: `files.stamp` of each input file by path, from before its content was planned.
                 Workers read the files again, so they must not change until the end.
@@ -240,14 +225,20 @@ class ShardManifest(abc.ABC, Generic[_Entry]):
         if finished:
             log(f"{self.directory}: resuming: {len(finished)}/{len(names)} shards complete")
         tasks = ((number, self.path(names[number]), spans_of(number)) for number in missing)
-        open_writer = functools.partial(_open_writer, job, self.directory, self.plan_sha256)
+        open_task_writer = functools.partial(
+            _open_task_writer, open_writer, self.directory, self.plan_sha256
+        )
         began = time.monotonic()
+
+        def size(entry):
+            return entry.get(self.UNIT, 1)
+
         try:
-            with jobs.run(settings, open_writer, self.directory, len(missing)) as make:
+            with jobs.run(settings, open_task_writer, self.directory, len(missing)) as make:
                 log(f"workers ready after {time.monotonic() - began:.1f} s")
-                done = sum(map(self.size, finished.values()))
+                done = sum(map(size, finished.values()))
                 with Progress(log, self.UNIT, self.total, done) as progress:
-                    make(tasks, lambda entry: progress.update(progress.done + self.size(entry)))
+                    make(tasks, lambda entry: progress.update(progress.done + size(entry)))
         except (KeyboardInterrupt, SystemExit):
             log(f"stopped: complete shards remain in {self.directory}; rerun the command to resume")
             raise
@@ -275,24 +266,12 @@ def check_directory(directory: str) -> None:
 
 
 def shard_names(name: str, num_shards: int, suffix: str) -> list[str]:
-    """Return the file names of shards.
-
-    Args:
-        name: First part of the names, such as "examples".
-        num_shards: The number of shards.
-        suffix: Last part of the names, such as "tfrecord".
-    """
+    """Return the file names of shards, such as examples-00000-of-00064.tfrecord."""
     return [f"{name}-{number:05d}-of-{num_shards:05d}.{suffix}" for number in range(num_shards)]
 
 
 def save_entry(directory: str, entry: Mapping[str, Any], plan_sha256: str) -> None:
-    """Write the entry file of a complete shard atomically.
-
-    Args:
-        directory: Directory of the shard.
-        entry: The entry, with the name of the shard as "file".
-        plan_sha256: Digest of the plan in the manifest.
-    """
+    """Write the entry file of a complete shard atomically."""
     path = os.path.join(directory, _entry_name(entry["file"]))
     files.atomic_write_text(path, json.dumps({**entry, "plan": plan_sha256}))
 
@@ -302,9 +281,9 @@ def _entry_name(shard):
     return f".{os.path.splitext(shard)[0]}.json"
 
 
-def _open_writer(job, directory, plan_sha256):
-    """Return the `jobs.WriteTask` of a job."""
-    write = job.open()
+def _open_task_writer(open_writer, directory, plan_sha256):
+    """Return the `jobs.WriteTask` that writes a shard and its entry file."""
+    write = open_writer()
 
     def write_task(number, path, spans):
         entry = write(number, path, spans)
@@ -317,17 +296,10 @@ def _open_writer(job, directory, plan_sha256):
 def check_size(
     node: Mapping[str, Any], name: str, location: str, minimum: int = 0, maximum: int = 1 << 62
 ) -> None:
-    """Check an integer of a JSON object.
-
-    Args:
-        node: The object.
-        name: Key of the integer.
-        location: File and position of the object, for the error message.
-        minimum: Lowest valid value.
-        maximum: Highest valid value.
+    """Check that node[name] of a JSON object is an integer from `minimum` to `maximum`.
 
     Raises:
-        UserError: If it is missing or not in the range.
+        UserError: If it is not. The message begins with `location`.
     """
     size = field(node, name, int, location)
     if not minimum <= size <= maximum:

@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from bert_tf.data import masking, tf_examples
 from bert_tf.data.instances import make_instances, to_examples, tokenize_documents
-from bert_tf.data.manifest import ShardEntry
 from bert_tf.data.settings import WriteShardsSettings
-from bert_tf.data.sharded_output import Span
+from bert_tf.data.sharded_output import Entry, Span
 from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.text.tokenizer import Tokenizer
@@ -41,13 +40,7 @@ class ShardWriter:
         self._tokenizer = Tokenizer(vocabulary, **tokenizer)
         self._mask = None
         if settings.masking == "static":
-            mask = masking.MaskGenerator(
-                vocabulary,
-                masked_lm_prob=settings.masked_lm_prob,
-                max_predictions_per_seq=settings.max_predictions_per_seq,
-                whole_word_mask=settings.whole_word_mask,
-                replace_with_any=settings.replace_with_any,
-            )
+            mask = masking.mask_generator(vocabulary, settings.recorded())
             ids = tf.TensorSpec([None, settings.max_seq_length], tf.int32)
             # One graph for all batch sizes, since the last batch of a shard may have any size.
             self._mask = tf.function(
@@ -64,16 +57,8 @@ class ShardWriter:
                 autograph=False,
             )
 
-    def write(self, number: int, path: str, spans: Sequence[Span]) -> ShardEntry:
-        """Write a shard atomically.
-
-        Args:
-            number: The number of the shard, from 0.
-            path: The file.
-            spans: Path, offset and length in bytes of its documents.
-
-        Returns:
-            The manifest entry.
+    def write(self, number: int, path: str, spans: Sequence[Span]) -> Entry:
+        """Write a shard atomically; see `sharded_output.WriteShard`.
 
         Raises:
             UserError: If the documents cannot be read or give no instances.
@@ -104,7 +89,7 @@ class ShardWriter:
                         self._examples(batch, documents.ids, number, begin)
                     ):
                         writer.write(record)
-            entry: ShardEntry = {
+            entry = {
                 "file": name,
                 "records": len(instances),
                 "bytes": files.stamp(temporary)[0],

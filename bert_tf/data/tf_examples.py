@@ -52,15 +52,9 @@ def limits(vocab_size: int, max_seq_length: int) -> dict[str, int]:
 
 
 def serialize(examples: Mapping[str, np.ndarray]) -> list[bytes]:
-    """Serialize examples as tf.train.Example.
+    """Serialize integer or float32 arrays `(N, length)` by feature name as N tf.train.Examples.
 
     Features are sorted by name, so that equal examples give equal bytes.
-
-    Args:
-        examples: Integer or float32 arrays `(N, length)` by feature name.
-
-    Returns:
-        N serialized examples.
 
     Raises:
         ValueError: If an integer is 2**28 or more.

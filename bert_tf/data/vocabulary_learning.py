@@ -15,6 +15,7 @@ import tokenizers
 
 from bert_tf.data import documents
 from bert_tf.errors import UserError
+from bert_tf.storage import files
 from bert_tf.system.progress import Progress
 from bert_tf.text.normalizer import NEVER, Normalizer
 from bert_tf.text.tokenizer import Tokenizer
@@ -37,10 +38,10 @@ def learn(
     strip_accents: bool | None,
     log: Callable[[str], None],
 ) -> Vocabulary:
-    """Learn a vocabulary from files.
+    """Learn a vocabulary of exactly `vocab_size` entries from UTF-8 files, plain or gzip.
 
     Args:
-        paths: UTF-8 files, plain or gzip.
+        paths: The files.
         input_format: See `documents.spans`.
         text_field: Key of the text in "jsonl".
         vocab_size: Exact number of entries.
@@ -72,13 +73,14 @@ def read_lines(paths: Iterable[str], input_format: str, text_field: str) -> Iter
     is_json = input_format == "jsonl"
     max_bytes = documents.MAX_JSON_LINE_BYTES if is_json else documents.MAX_LINE_BYTES
     for path in paths:
-        for number, (_, line, text) in enumerate(documents.lines(path, max_bytes), start=1):
-            if is_json and text.strip():
-                text = documents.json_text(text.strip(), text_field, f"{path}: line {number}")
-                for part in filter(str.strip, text.split("\n")):
-                    yield part.encode()
-            elif text.strip():
-                yield line
+        with files.TextFile(path) as stream:
+            for number, (_, line, text) in enumerate(documents.lines(stream, max_bytes), start=1):
+                if is_json and text.strip():
+                    text = documents.json_text(text.strip(), text_field, f"{path}: line {number}")
+                    for part in filter(str.strip, text.split("\n")):
+                        yield part.encode()
+                elif text.strip():
+                    yield line
 
 
 def hold_out(lines: Iterable[bytes], held_out: list[bytes]) -> Iterator[bytes]:
@@ -117,15 +119,9 @@ def make_unique_words(do_lower_case: bool, strip_accents: bool | None = None) ->
 def count_words(
     lines: Iterable[bytes], unique_words: Callable, log: Callable[[str], None]
 ) -> dict[str, int]:
-    """Count words. The rarest are dropped when there are more than `MAX_WORDS` distinct ones.
+    """Return the counts of the words of UTF-8 text, by word.
 
-    Args:
-        lines: UTF-8 text.
-        unique_words: From `make_unique_words`.
-        log: Receives lines of progress.
-
-    Returns:
-        Counts by word.
+    The rarest are dropped when there are more than `MAX_WORDS` distinct ones.
     """
     counts: dict[bytes, int] = {}
     num_bytes = dropped_up_to = 0
@@ -183,10 +179,6 @@ def _count_of_the_rarest(counts):
 def alphabet(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     """Return the most frequent characters as pieces, at most a quarter of the vocabulary.
 
-    Args:
-        counts: Counts by word.
-        vocab_size: Number of entries of the vocabulary.
-
     Returns:
         All "c", sorted, then all "##c", sorted.
 
@@ -217,11 +209,7 @@ def alphabet(counts: Mapping[str, int], vocab_size: int) -> list[str]:
 
 
 def train(counts: Mapping[str, int], vocab_size: int) -> list[str]:
-    """Return exactly `vocab_size` entries.
-
-    Args:
-        counts: Counts by word.
-        vocab_size: Number of entries.
+    """Return exactly `vocab_size` entries for words with these counts.
 
     Raises:
         UserError: If the words give fewer entries. The message suggests a number.
@@ -240,13 +228,9 @@ def train(counts: Mapping[str, int], vocab_size: int) -> list[str]:
 
 
 def merge(counts: Mapping[str, int], vocab_size: int) -> list[str]:
-    """Return special tokens, alphabet and merged pieces in merge order.
+    """Return special tokens, alphabet and merged pieces in merge order, at most `vocab_size`.
 
     Words with a character outside the alphabet are ignored, since they will be [UNK].
-
-    Args:
-        counts: Counts by word.
-        vocab_size: Maximum number of entries.
     """
     # Characters are passed as special tokens. Otherwise the trainer numbers them in the order of a
     # hash map, which differs between processes, and breaks ties by these numbers.
@@ -274,13 +258,7 @@ def _feed(counts, characters):
 
 
 def try_out(tokenizer: Tokenizer, lines: Iterable[bytes], unique_words: Callable) -> str:
-    """Return pieces per word and the fraction of [UNK] on held-out lines, as text.
-
-    Args:
-        tokenizer: Tokenizer with the learned vocabulary.
-        lines: Held-out lines.
-        unique_words: From `make_unique_words`.
-    """
+    """Return pieces per word and the fraction of [UNK] on held-out lines, as text."""
     words = tokens = unknown = 0
     for batch in _batches(lines):
         texts = tf.constant(batch)

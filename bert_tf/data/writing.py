@@ -5,11 +5,12 @@ import TensorFlow: only its workers do.
 """
 
 import contextlib
+import functools
 import os
 import re
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,38 +30,20 @@ MIN_DOCUMENTS = 5  # Per shard: random next segments come from other documents o
 MAX_BYTES = 144 << 20  # Maximum `_cost` of a shard, which is about 0.4 GB of memory.
 
 
-class WriterJob(NamedTuple):
-    """Arguments of the `ShardWriter` of each worker, as a `ShardJob`.
+def open_writer(
+    settings: WriteShardsSettings, vocabulary: Vocabulary, tokenizer: dict[str, Any]
+) -> WriteShard:
+    """Return the function of a worker that writes a shard; arguments as of `ShardWriter`."""
+    import_tensorflow()
+    from bert_tf.data.shards import ShardWriter
 
-    Attributes:
-        settings: The settings of write_shards.
-        vocabulary: The vocabulary.
-        tokenizer: Keyword arguments of the `Tokenizer`.
-    """
-
-    settings: WriteShardsSettings
-    vocabulary: Vocabulary
-    tokenizer: dict[str, Any]
-
-    def open(self) -> WriteShard:
-        """Return the function that writes a shard."""
-        import_tensorflow()
-        from bert_tf.data.shards import ShardWriter
-
-        return ShardWriter(*self).write
+    return ShardWriter(settings, vocabulary, tokenizer).write
 
 
 def write_shards(
     settings: WriteShardsSettings, log: Callable[[str], None] = lambda line: None
 ) -> Manifest:
-    """Write the shards of a corpus, or those that are still missing.
-
-    Args:
-        settings: The settings, one per flag.
-        log: Receives lines of progress.
-
-    Returns:
-        The manifest of the complete shards.
+    """Write the shards of a corpus, or those that are still missing; return their manifest.
 
     Raises:
         UserError: If the input cannot be used, or if --output_dir contains shards of other
@@ -101,7 +84,7 @@ def write_shards(
             {"documents": len(index), "sha256": index.sha256},
         )
         were_missing = manifest.write_missing(
-            WriterJob(settings, vocabulary, tokenizer),
+            functools.partial(open_writer, settings, vocabulary, tokenizer),
             lambda number: spans(index, number, settings.num_shards),
             stamps,
             settings,
@@ -116,10 +99,6 @@ def write_shards(
 
 def check_index(index: DocumentIndex, settings: WriteShardsSettings) -> None:
     """Check that each shard gets enough documents and fits in memory.
-
-    Args:
-        index: The documents.
-        settings: The settings.
 
     Raises:
         UserError: If there are too many shards for the documents, or too few for the text. The
@@ -161,13 +140,7 @@ def check_index(index: DocumentIndex, settings: WriteShardsSettings) -> None:
 
 
 def spans(index: DocumentIndex, number: int, num_shards: int) -> list[Span]:
-    """Return path, offset and length in bytes of each document of a shard.
-
-    Args:
-        index: All documents.
-        number: The number of the shard, from 0.
-        num_shards: The number of shards.
-    """
+    """Return path, offset and length in bytes of each document of a shard, numbered from 0."""
     assigned = slice(number, None, num_shards)
     return [
         (index.paths[file], offset, length)

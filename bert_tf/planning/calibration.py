@@ -19,14 +19,8 @@ def measure_processor(
 ) -> Device:
     """Measure the matrix products of a feed-forward layer and the speed of reading memory.
 
-    Args:
-        config: Model, whose widths the products have.
-        tokens: Tokens per step or request.
-        precision: "float32", "tf32", "bfloat16" or "int8".
-        training: Measure the products of the backward pass too.
-
-    Returns:
-        The processor with the rate of this precision, and the memory of this machine.
+    The products are those of a step or request of `tokens` tokens, in training also those of the
+    backward pass. Returns the processor with the rate of this precision, "int8" included.
     """
     dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
     rows = max(1, min(tokens, MAX_ROWS))

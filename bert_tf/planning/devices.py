@@ -1,18 +1,20 @@
-"""Peak rates of devices, and the part of them that training BERT reaches.
+"""Devices of estimates: their flags, peak rates and the part of them that training BERT reaches.
 
 Peak rates and bandwidths are those of the vendors' data sheets, for dense products. Efficiencies of
 V100 and A100 are computed from published throughputs of BERT-large in TensorFlow (NVIDIA,
-DeepLearningExamples, TensorFlow2/LanguageModeling/BERT, container 21.02); `PUBLISHED` lists them.
-That of H100 in bfloat16 is between those measured with this package on an H200, which computes
-alike (docs/gpu.md). Efficiencies of other devices are assumptions: that of A100 for TPU v4, that of
-V100 for T4.
+DeepLearningExamples, TensorFlow2/LanguageModeling/BERT, container 21.02), with which the tests
+compare. That of H100 in bfloat16 is between those measured with this package on an H200, which
+computes alike (docs/gpu.md). Efficiencies of other devices are assumptions: that of A100 for TPU
+v4, that of V100 for T4.
 """
 
 import dataclasses
 import os
 from collections.abc import Mapping
 
-from bert_tf.system import cpus
+from bert_tf.errors import UserError
+from bert_tf.system.command import flag
+from bert_tf.system.processes import count_processors
 
 _A100, _H100, _V100_FLOAT32, _V100_FLOAT16 = 0.36, 0.30, 0.80, 0.28
 
@@ -79,26 +81,6 @@ DEVICES = {
     ),
 }
 
-# Sequences per second of BERT-large on one device: device, precision, length, published.
-PUBLISHED = (
-    ("a100", "bfloat16", 128, 485.59),  # float16 there, at the same peak rate.
-    ("a100", "bfloat16", 512, 96.52),
-    ("a100", "tf32", 128, 282.98),
-    ("a100", "tf32", 512, 54.92),
-    ("v100", "float32", 128, 841.72 / 16),
-    ("v100", "float32", 512, 180 / 16),
-)
-
-
-# Of MLPerf Training v2.1, closed division, BERT, by NVIDIA: samples per second of one of 8 devices,
-# from train_samples and the times of run_start and run_stop in result_0.txt. A sample has at most
-# 512 tokens, about half of which are padding, which these submissions do not compute.
-MLPERF_TOKENS = 256
-MLPERF = (
-    ("a100", "dgxa100_ngc22.09_pytorch", 2_250_304 / 925.828 / 8),
-    ("h100", "dgxh100_preview", 2_548_054 / 377.392 / 8),
-)
-
 # Rates per core of a processor with AVX-512 and bfloat16, measured on two cores of an AMD EPYC.
 _TYPICAL = {"float32": 90e9, "tf32": 90e9, "bfloat16": 180e9, "float16": 90e9}
 _TYPICAL_BANDWIDTH = 30e9
@@ -130,5 +112,63 @@ def machine_memory() -> int:
 
 def typical_processor() -> Device:
     """Return a processor with typical rates, and the cores and the memory of this machine."""
-    flops = {precision: rate * cpus.count() for precision, rate in _TYPICAL.items()}
+    flops = {precision: rate * count_processors() for precision, rate in _TYPICAL.items()}
     return processor(machine_memory(), flops, _TYPICAL_BANDWIDTH)
+
+
+STRATEGIES = ("none", "mirrored", "multi_worker", "tpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedDevices:
+    """Devices of an estimate, which this machine need not have; each field is a flag."""
+
+    device: str = flag(
+        "type of the estimate's devices; cpu is the processor of this machine",
+        "cpu",
+        choices=(*DEVICES, "cpu"),
+    )
+    devices: int = flag("number of the estimate's devices", 1, bounds={">=": 1})
+    network_gbps: float = flag(
+        "Gbit/s of the network per device of the estimate, for --strategy=multi_worker",
+        25.0,
+        bounds={">": 0},
+    )
+
+    def check_devices(self, strategy: str, global_batch_size: int) -> None:
+        """Raise UserError unless the devices fit the strategy and divide the batch."""
+        if strategy == "none" and self.devices > 1:
+            raise UserError(
+                f"--devices={self.devices}: expected 1 with --strategy=none; choose mirrored, "
+                "multi_worker or tpu"
+            )
+        is_tpu = self.device.startswith("tpu")
+        if (strategy == "tpu" and not is_tpu) or (is_tpu and strategy in ("mirrored", "none")):
+            raise UserError(
+                f"--device={self.device}: does not fit --strategy={strategy}; TPUs need "
+                "--strategy=tpu, and other devices another one"
+            )
+        if global_batch_size % self.devices:
+            raise UserError(
+                f"--global_batch_size={global_batch_size}: expected a multiple of --devices="
+                f"{self.devices}"
+            )
+
+    def check_planned(self, dry_run: bool, strategy: str, global_batch_size: int) -> None:
+        """Check the devices of a dry run; without one, that no flag of the estimate is given."""
+        if dry_run:
+            self.check_devices(strategy, global_batch_size)
+            return
+        for field in dataclasses.fields(PlannedDevices):
+            if getattr(self, field.name) != field.default:
+                raise UserError(f"--{field.name}: requires --dry_run, whose estimate it describes")
+
+    def linked(self, device: Device, strategy: str) -> Device:
+        """Return the device with the link that gradients are sent over in a strategy."""
+        if strategy != "multi_worker":
+            return device
+        return dataclasses.replace(device, link=min(device.link, self.network_gbps * 1e9 / 8))
+
+    def typical(self) -> Device:
+        """Return the device with typical rates, which are not measured."""
+        return typical_processor() if self.device == "cpu" else DEVICES[self.device]

@@ -15,6 +15,7 @@ from bert_tf.model.bucketing import EVALUATION_BATCH_SIZE, bucket_of
 from bert_tf.planning.devices import Device
 from bert_tf.planning.memory import StepSizes, inference_memory, largest_batch, step_memory
 from bert_tf.planning.training import (
+    Estimate,
     add_process,
     checkpoint_bytes,
     example_seconds,
@@ -64,37 +65,19 @@ class Finetuning:
     runs: int = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class FinetuningEstimate:
-    """Estimated cost of a fine-tuning. Times are in seconds, sizes in bytes.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuningEstimate(Estimate):
+    """Estimated cost of a fine-tuning; its memory is that of the batch with most tokens.
 
     Attributes:
-        memory: Memory of a replica by component, of the batch with most tokens.
-        fits: Whether the peak fits into the device.
-        largest_batch: Most samples per replica of the greatest length that fit.
-        num_steps: Training steps of a run.
         tokens_per_step: Mean over the steps, without padding.
         most_tokens: Tokens of the largest batch of a replica.
-        step_seconds: Mean time of a step.
         evaluation_seconds: Evaluations of a run.
-        all_reduce_bytes: Bytes that each device sends per step.
-        all_reduce_seconds: Part of the step that sums gradients.
-        checkpoint_bytes: One checkpoint.
-        seconds: Time of all runs.
     """
 
-    memory: dict[str, int]
-    fits: bool
-    largest_batch: int
-    num_steps: int
     tokens_per_step: float
     most_tokens: int
-    step_seconds: float
     evaluation_seconds: float
-    all_reduce_bytes: float
-    all_reduce_seconds: float
-    checkpoint_bytes: float
-    seconds: float
 
 
 def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:

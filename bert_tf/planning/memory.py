@@ -86,14 +86,10 @@ def _layer(config):
 
 
 def step_memory(sizes: StepSizes) -> dict[str, int]:
-    """Return the memory of a training step by component.
+    """Return the bytes of a training step by component.
 
-    Args:
-        sizes: Sizes of the step.
-
-    Returns:
-        Bytes by component. "peak" is the largest sum of those that exist at the same time: the
-        gradients are complete when the activations are freed.
+    "peak" is the largest sum of those that exist at the same time: the gradients are complete when
+    the activations are freed.
     """
     config, width = sizes.config, 2 if sizes.precision in _HALF else _FLOAT32
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -139,7 +135,7 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
 def inference_memory(
     config: BertConfig, tokens: int, pairs: int, precision: str, is_packed: bool = False
 ) -> dict[str, int]:
-    """Return the memory of a model that only predicts, by component.
+    """Return the bytes of a model that only predicts, by component; "peak" is their sum.
 
     Args:
         config: Model.
@@ -147,9 +143,6 @@ def inference_memory(
         pairs: Sum over its sequences of the square of the longest length, for attention.
         precision: "float32", "tf32", "bfloat16" or "int8".
         is_packed: Whether products have a packed copy of the weights.
-
-    Returns:
-        Bytes by component; "peak" is their sum.
     """
     # A layer's input, its queries, keys, values and context, and the feed-forward activations.
     width = 2 if precision in _HALF else _FLOAT32
@@ -183,12 +176,9 @@ def largest_batch(
     memory_bytes: float,
     memory_of: Callable[[StepSizes], dict[str, int]] = step_memory,
 ) -> int:
-    """Return the most examples per forward pass whose peak fits into the memory, or 0.
+    """Return the most examples per forward pass whose "peak" of `memory_of` fits, or 0.
 
-    Args:
-        sizes: Sizes of a step with any number of examples.
-        memory_bytes: Usable memory.
-        memory_of: Function that returns the memory of a step, with its "peak".
+    `sizes` are those of a step with any number of examples.
     """
 
     def fits(examples):

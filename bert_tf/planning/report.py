@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bert_tf.planning.devices import Device
 from bert_tf.planning.finetuning import Finetuning, FinetuningEstimate
-from bert_tf.planning.serving import Serving, ServingEstimate
-from bert_tf.planning.training import Estimate, Training, estimate
+from bert_tf.planning.serving import ServingEstimate
+from bert_tf.planning.training import PretrainingEstimate, Training, estimate
 
 LONG_LENGTH, SHORT_LENGTH = 512, 128
 
@@ -32,7 +32,7 @@ def memory_lines(memory: Mapping[str, int]) -> Iterator[str]:
             yield f"  {name:{width}}  {size / 1e9:8.2f} GB"
 
 
-def training_lines(training: Training, result: Estimate) -> Iterator[str]:
+def training_lines(training: Training, result: PretrainingEstimate) -> Iterator[str]:
     """Yield the report of an estimate: memory, time, traffic, disk and cheaper settings."""
     sizes, devices = training.sizes, training.devices
     yield f"memory per device, {sizes.examples} examples of {sizes.length} tokens at once:"
@@ -83,16 +83,18 @@ def finetuning_lines(plan: Finetuning, result: FinetuningEstimate) -> Iterator[s
     yield f"disk: {result.checkpoint_bytes / 1e9:.2f} GB per checkpoint, of which a run keeps three"
 
 
-def serving_lines(plans: Sequence[Serving], results: Sequence[ServingEstimate]) -> Iterator[str]:
+def serving_lines(
+    results: Sequence[ServingEstimate], length: float, device: Device
+) -> Iterator[str]:
     """Yield the report of a served model for several numbers of texts per request."""
-    plan, result = plans[-1], results[-1]
-    yield f"memory per device, {plan.texts} texts of {plan.length:g} tokens per request:"
-    yield from memory_lines(result.memory)
-    yield _verdict(result, plan.device)
+    largest = results[-1]
+    yield f"memory per device, {largest.texts} texts of {length:g} tokens per request:"
+    yield from memory_lines(largest.memory)
+    yield _verdict(largest, device)
     yield "texts per request   milliseconds   texts per second   reading weights"
-    for plan, result in zip(plans, results, strict=True):
+    for result in results:
         yield (
-            f"{plan.texts:17}   {1000 * result.request_seconds:12,.1f}   "
+            f"{result.texts:17}   {1000 * result.request_seconds:12,.1f}   "
             f"{result.texts_per_second:16,.1f}   {result.weights_fraction:15.0%}"
         )
 

@@ -48,7 +48,7 @@ class Training:
     device: Device
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Estimated cost of a training. Times are in seconds, sizes in bytes.
 
@@ -56,60 +56,65 @@ class Estimate:
         memory: Memory of a replica by component, with "peak" and, on a processor, "process".
         fits: Whether the peak fits into the device.
         largest_batch: Most examples per forward pass that fit.
-        accumulation_steps: Forward passes per step and replica.
-        num_steps: Training steps.
-        step_seconds: Time of a step.
-        all_reduce_seconds: Part of it that sums gradients.
+        num_steps: Training steps of a run.
+        step_seconds: Mean time of a step.
+        seconds: Time of all runs.
+        all_reduce_seconds: Part of the step that sums gradients.
         all_reduce_bytes: Bytes that each device sends per step.
-        shard_bytes: Shards that contain the tokens once.
         checkpoint_bytes: One checkpoint.
     """
 
     memory: dict[str, int]
     fits: bool
     largest_batch: int
-    accumulation_steps: int
     num_steps: int
     step_seconds: float
+    seconds: float
     all_reduce_seconds: float
     all_reduce_bytes: float
-    shard_bytes: float
     checkpoint_bytes: float
 
-    @property
-    def seconds(self) -> float:
-        """Time of the training."""
-        return self.num_steps * self.step_seconds
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PretrainingEstimate(Estimate):
+    """Estimated cost of a pretraining.
+
+    Attributes:
+        accumulation_steps: Forward passes per step and replica.
+        shard_bytes: Shards that contain the tokens once.
+    """
+
+    accumulation_steps: int
+    shard_bytes: float
 
 
 def flops_per_token(config: BertConfig, length: int, predictions: int) -> float:
     """Return the floating-point operations of a training step per token.
 
     Counts matrix products only: a multiply-add is 2 operations, the backward pass twice the forward
-    pass. The masked language model head runs on the predictions alone.
-
-    Args:
-        config: Model size.
-        length: Tokens per sequence, which attention spans.
-        predictions: Masked positions per sequence.
+    pass. Attention spans `length` tokens. The masked language model head runs on the `predictions`
+    of a sequence alone.
     """
     return 3 * forward_flops(StepSizes(config, 1, length, predictions)) / length
 
 
-def estimate(training: Training) -> Estimate:
+def estimate(training: Training) -> PretrainingEstimate:
     """Estimate the cost of a pretraining."""
     sizes, device = training.sizes, training.device
     memory, available = step_memory(sizes), usable_memory(device, sizes.config)
     per_replica = training.global_batch_size / training.devices
     overhead, reduce_seconds, traffic = step_overhead(sizes, training.devices, device)
     examples = training.tokens / sizes.length
-    return Estimate(
+    num_steps = math.ceil(examples / training.global_batch_size)
+    step_seconds = per_replica * example_seconds(sizes, device) + overhead
+    return PretrainingEstimate(
         memory=add_process(memory, device, sizes.config),
         fits=memory["peak"] <= available,
         largest_batch=largest_batch(sizes, available),
         accumulation_steps=math.ceil(per_replica / sizes.examples),
-        num_steps=math.ceil(examples / training.global_batch_size),
-        step_seconds=per_replica * example_seconds(sizes, device) + overhead,
+        num_steps=num_steps,
+        step_seconds=step_seconds,
+        seconds=num_steps * step_seconds,
         all_reduce_seconds=reduce_seconds,
         all_reduce_bytes=traffic,
         shard_bytes=examples * example_bytes(sizes.length, sizes.predictions),

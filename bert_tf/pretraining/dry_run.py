@@ -22,14 +22,7 @@ def dry_run(
     """Train a toy model for three steps on the given shards, in a temporary directory.
 
     It runs every stage, including a resume, and finds the user errors that do not depend on the
-    model size, and ends with an estimate of the whole training.
-
-    Args:
-        settings: Flags of bert_tf.pretrain; their devices are those of the estimate.
-        log: Receives one line of progress per call.
-
-    Raises:
-        UserError: As `pretrain`.
+    model size, and ends with an estimate of the whole training, on the devices of the settings.
     """
     manifest = Manifest.load(settings.shards[0])
     lengths = [Manifest.load(directory).settings["max_seq_length"] for directory in settings.shards]

@@ -45,11 +45,10 @@ class PretrainingEvaluator:
         self.num_batches = min(num_batches or everything, everything)
 
     def metrics(self) -> dict[str, float]:
-        """Evaluate the model.
+        """Evaluate the model; "perplexity" is exp of the masked_lm_loss.
 
-        Returns:
-            Dict of floats: "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss",
-            "next_sentence_accuracy" and "perplexity", exp of the masked_lm_loss.
+        The others are "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss" and
+        "next_sentence_accuracy".
         """
         totals: dict[str, float] = {}
         for batch in distribute(self._batches, self.strategy):

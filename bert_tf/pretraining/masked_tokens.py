@@ -30,11 +30,7 @@ class Candidates(TypedDict):
 
 
 def check_head(pretrained: PretrainedWeights) -> None:
-    """Check that pretrained weights have a masked language model head.
-
-    Raises:
-        UserError: If they have none.
-    """
+    """Raise UserError unless pretrained weights have a masked language model head."""
     if "masked_lm" not in pretrained.heads:
         raise UserError(
             f"{pretrained.origin}: expected weights with a masked language model head, received "
@@ -46,16 +42,7 @@ def check_head(pretrained: PretrainedWeights) -> None:
 def fill_masks(
     model: PretrainingModel, tokenizer: Tokenizer, text: str, top_k: int = 5
 ) -> list[Candidates]:
-    """Predict the token at each "[MASK]" of a text, each one independently of the others.
-
-    Args:
-        model: The model.
-        tokenizer: The model's tokenizer.
-        text: Text with at least one "[MASK]".
-        top_k: K.
-
-    Returns:
-        K candidates per mask, in the order of the text.
+    """Predict the `top_k` tokens at each "[MASK]" of a text, each one independently of the others.
 
     Raises:
         UserError: If the text has no mask or too many tokens, or K is not in [1, V].

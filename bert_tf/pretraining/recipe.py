@@ -16,7 +16,6 @@ from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
 from bert_tf.planning.memory import StepSizes, step_memory
 from bert_tf.planning.training import flops_per_token
-from bert_tf.pretraining import curves
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.pretraining.settings import PretrainSettings
@@ -24,6 +23,7 @@ from bert_tf.runs.run import Run
 from bert_tf.runs.run_directory import VERIFIED_SHARDS
 from bert_tf.storage import files
 from bert_tf.system.command import defaults
+from bert_tf.system.plotting import import_pyplot, plot_metrics, to_png
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train import compilation
 from bert_tf.train.distribution import (
@@ -43,6 +43,12 @@ from bert_tf.weights.name_map import HEADS
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 
 OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
+# Metrics of both plots of RUN/loss.png.
+_LOSSES = ("loss", "eval_masked_lm_loss", "eval_next_sentence_loss")
+_ACCURACIES = (
+    *("masked_lm_accuracy", "next_sentence_accuracy"),
+    *("eval_masked_lm_accuracy", "eval_next_sentence_accuracy"),
+)
 
 
 @names_lost_worker
@@ -57,9 +63,6 @@ def pretrain(
         settings: Flags of bert_tf.pretrain.
         log: Receives one line of progress per call.
         strategy: Distribution strategy. Defaults to that of the settings.
-
-    Returns:
-        The run, open.
 
     Raises:
         UserError: Shards, sizes, weights or the output directory do not fit together.
@@ -97,7 +100,7 @@ def _pretrain(settings, log, strategy):
     held_out = settings.eval_shards and PretrainingDataset(settings.eval_shards, vocabulary, config)
     verified, before = {}, _read_verified(settings.output_dir)
     for data in (*phases, *([held_out] if held_out else [])):
-        verified |= data.verify(log, before)
+        verified |= data.manifest.check_files(log, before)
         if warning := data.manifest.next_sentence_warning():
             log(f"warning: {warning}")
     num_train_steps = settings.phase_ends[-1]
@@ -203,7 +206,7 @@ def _pretrain(settings, log, strategy):
     if not chief:
         return run
     try:
-        log(f"loss curves: {curves.draw(run)}")
+        log(f"loss curves: {_draw_curves(run)}")
     except UserError as error:
         log(f"loss curves skipped: {error}")
     return run
@@ -236,6 +239,17 @@ def _change_steps(run, settings, num_train_steps):
     )
 
 
+def _draw_curves(run):
+    """Plot metrics.jsonl to RUN/loss.png and return its path."""
+    figure, both = import_pyplot().subplots(2, 1, figsize=(8, 7), sharex=True)
+    for axes, names in zip(both, (_LOSSES, _ACCURACIES), strict=True):
+        plot_metrics(axes, run.metrics(), names, "eval")
+    both[1].set_xlabel("step")
+    path = run.file("loss.png")
+    files.atomic_write_bytes(path, to_png(figure))
+    return path
+
+
 def _silent(line):
     """Discard a line; only the chief logs."""
 
@@ -251,10 +265,7 @@ class _Phase:
     is_compiled: bool
 
     def batches(self, step: int) -> tf.data.Dataset:
-        """Return the dataset of per-replica batches from a step on.
-
-        With gradient accumulation an element is a stack of batches, on a new first axis.
-        """
+        """Return the batches of a replica from a step on, or stacks of batches to accumulate."""
         parts = self.settings.gradient_accumulation_steps
         replicas = self.strategy.num_replicas_in_sync
         size = self.settings.global_batch_size // (replicas * parts)
@@ -291,8 +302,7 @@ def config_of(
 ) -> BertConfig:
     """Return the `BertConfig` of the weights, of a file, or of a published size.
 
-    Raises:
-        UserError: The weights and the shards have different vocabularies.
+    Raise UserError if weights and shards have different vocabularies.
     """
     if source:
         if source.vocabulary.sha256 != vocabulary.sha256:

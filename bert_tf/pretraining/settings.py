@@ -6,7 +6,7 @@ from typing import Any
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
-from bert_tf.planning.settings import PlannedDevices
+from bert_tf.planning.devices import STRATEGIES, PlannedDevices
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.system.command import check_bounds, defaults, flag
@@ -16,9 +16,7 @@ from bert_tf.weights import sources
 
 @dataclasses.dataclass(frozen=True)
 class PretrainSettings:
-    """Settings of bert_tf.pretrain; defaults follow Devlin et al. 2019, A.2.
-
-    Each field is a flag and documented by its help.
+    """Settings of bert_tf.pretrain; defaults follow Devlin et al. 2019, A.2. Each field is a flag.
 
     Raises:
         UserError: A value is invalid; the message starts with the flag.
@@ -33,11 +31,13 @@ class PretrainSettings:
     phase_steps: tuple[str, ...] = flag(
         "training steps per phase, one number per directory of shards", ()
     )
-    num_train_steps: int = flag("training steps of a single phase", 1_000_000)
-    global_batch_size: int = flag("examples per step, over all replicas", 256)
-    gradient_accumulation_steps: int = flag("sequential batches per replica and step", 1)
-    learning_rate: float = flag("peak learning rate", 1e-4)
-    warmup_steps: int = flag("steps of the linear learning-rate warmup", 10_000)
+    num_train_steps: int = flag("training steps of a single phase", 1_000_000, bounds={">=": 1})
+    global_batch_size: int = flag("examples per step, over all replicas", 256, bounds={">=": 1})
+    gradient_accumulation_steps: int = flag(
+        "sequential batches per replica and step", 1, bounds={">=": 1}
+    )
+    learning_rate: float = flag("peak learning rate", 1e-4, bounds={">": 0})
+    warmup_steps: int = flag("steps of the linear learning-rate warmup", 10_000, bounds={">=": 0})
     schedule: str = flag(
         "learning-rate decay: counted from step 0 (released: google-research/bert) or from the "
         "end of warmup (continuous: Hugging Face)",
@@ -47,31 +47,36 @@ class PretrainSettings:
     optimizer: str = flag(
         "AdamW as released, or LAMB (You et al. 2020)", "adamw", choices=("adamw", "lamb")
     )
-    weight_decay_rate: float = flag("weight decay, except for biases and LayerNorm", 0.01)
+    weight_decay_rate: float = flag(
+        "weight decay, except for biases and LayerNorm", 0.01, bounds={">=": 0}
+    )
     bias_correction: bool = flag("Adam's bias correction (the released code has none)", False)
-    seed: int = flag("random seed of initialization, data order and dropout", 0)
+    seed: int = flag("random seed of initialization, data order and dropout", 0, bounds={">=": 0})
     strategy: str = flag(
         "one device; one replica per local GPU; the processes in TF_CONFIG; or one replica per "
         "TPU core",
         "none",
-        choices=("none", "mirrored", "multi_worker", "tpu"),
+        choices=STRATEGIES,
     )
     tpu: str = flag("TPU name or grpc:// address, or local on a TPU VM", "local")
     steps_per_execution: int | None = flag(
         "training steps per tf.function call; by default 20 if XLA compiles the step, otherwise 1",
         None,
+        bounds={">=": 1},
     )
     precision: str = precision_flag()
     compile: str = compile_flag()
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass: less memory, more time", False
     )
-    eval_every: int | None = flag("steps between evaluations; by default only at the end", None)
-    eval_batches: int | None = flag(
-        "batches of 64 held-out examples per evaluation; by default all", None
+    eval_every: int | None = flag(
+        "steps between evaluations; by default only at the end", None, bounds={">=": 1}
     )
-    save_every: int = flag("steps between checkpoints", 1000)
-    log_every: int = flag("steps between progress lines", 100)
+    eval_batches: int | None = flag(
+        "batches of 64 held-out examples per evaluation; by default all", None, bounds={">=": 1}
+    )
+    save_every: int = flag("steps between checkpoints", 1000, bounds={">=": 1})
+    log_every: int = flag("steps between progress lines", 100, bounds={">=": 1})
     dry_run: bool = flag(
         "run three steps of a toy model through every stage, keep nothing, and print an estimate",
         False,
@@ -80,28 +85,10 @@ class PretrainSettings:
     def __post_init__(self) -> None:
         if sum(value is not None for value in (self.model_size, self.config, self.init_from)) != 1:
             raise UserError("--model_size, --config, --init_from: expected exactly one of them")
-        for name, minimum in (
-            ("num_train_steps", 1),
-            ("global_batch_size", 1),
-            ("gradient_accumulation_steps", 1),
-            ("warmup_steps", 0),
-            ("save_every", 1),
-            ("log_every", 1),
-            ("seed", 0),
-        ):
-            if getattr(self, name) < minimum:
-                raise UserError(f"--{name}={getattr(self, name)}: expected an integer >= {minimum}")
+        check_bounds(self)
         # The dropout seed keeps this number in its lower 32 bits.
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
-        for name in ("eval_every", "eval_batches", "steps_per_execution"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name}={value}: expected an integer >= 1")
-        if not self.learning_rate > 0:
-            raise UserError(f"--learning_rate={self.learning_rate}: expected a number > 0")
-        if not self.weight_decay_rate >= 0:
-            raise UserError(f"--weight_decay_rate={self.weight_decay_rate}: expected a number >= 0")
         # A single phase may use --num_train_steps instead.
         if len(self.phase_steps) not in (0, len(self.shards)) or (
             len(self.shards) > 1 and not self.phase_steps
@@ -119,9 +106,7 @@ class PretrainSettings:
             raise UserError(f"--config={self.config}: no such file")
 
     def check(self) -> None:
-        """Check shards, weights and the run directory without importing TensorFlow.
-
-        Remote paths are checked later.
+        """Check local shards, weights and the run directory without importing TensorFlow.
 
         Raises:
             UserError: A file is missing or invalid, or the run was started with other settings.
@@ -158,7 +143,6 @@ class PretrainCommandSettings(PlannedDevices, PretrainSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bounds(self)
         if self.dry_run:
             parts = self.devices * self.gradient_accumulation_steps
             if self.global_batch_size % parts:

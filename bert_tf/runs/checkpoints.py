@@ -47,22 +47,14 @@ def model_variables(model: "keras.Model | keras.Layer") -> "dict[str, keras.Vari
 
 
 def read(directory: str | os.PathLike) -> "dict[str, np.ndarray]":
-    """Return the tensors of a checkpoint directory by name.
-
-    Raises:
-        UserError: If the checkpoint is missing or damaged.
-    """
+    """Return the tensors of a checkpoint directory by name; raises UserError if it is damaged."""
     return read_bundle(os.path.join(directory, "variables"))
 
 
 def read_bundle(prefix: str | os.PathLike) -> "dict[str, np.ndarray]":
     """Return the tensors of a TensorFlow checkpoint by name, verifying their checksums.
 
-    Args:
-        prefix: The path without ".index" and ".data-*".
-
-    Raises:
-        UserError: If the checkpoint cannot be read.
+    `prefix` is the path without ".index" and ".data-*". Raises UserError if it cannot be read.
     """
     import tensorflow as tf
 
@@ -97,11 +89,7 @@ def assign(
 ) -> None:
     """Assign each value to the variable of the same name.
 
-    Args:
-        variables: Variables by name.
-        values: Arrays by name.
-        where: The checkpoint, for error messages.
-        ignore: Pattern of names in `values` that need no variable; by default none.
+    Names in `values` that match `ignore` need no variable. `where` is the checkpoint, for messages.
 
     Raises:
         UserError: If names or shapes do not match. Nothing is assigned then.
@@ -122,15 +110,9 @@ def check_shapes(
     values: "Mapping[str, np.ndarray]",
     where: str,
 ) -> None:
-    """Check that there is an array of the expected shape for each name.
+    """Raise UserError unless there is an array of the expected shape for each name.
 
-    Args:
-        shapes: Expected shapes by name.
-        values: Arrays by name. Other names are allowed.
-        where: The checkpoint, for error messages.
-
-    Raises:
-        UserError: If an array is missing or has another shape.
+    `values` may have other names too. `where` is the checkpoint, for messages.
     """
     missing = sorted(set(shapes) - set(values))
     if missing:
@@ -172,11 +154,7 @@ class CheckpointManager:
         return run_directory.complete_steps(self.directory)
 
     def step_of(self, name: str) -> int:
-        """Return the step of the checkpoint directory `name`, such as "step-00000120".
-
-        Raises:
-            UserError: If this run has no complete checkpoint of that name.
-        """
+        """Return the step of a complete checkpoint such as "step-00000120", or raise UserError."""
         match = run_directory.STEP.fullmatch(name.rstrip("/"))
         if match is None or int(match[1]) not in self.steps():
             there = ", ".join(os.path.basename(self.path(step)) for step in self.steps())
@@ -187,10 +165,7 @@ class CheckpointManager:
         return int(match[1])
 
     def info(self, step: int) -> dict[str, Any]:
-        """Return the contents of checkpoint.json.
-
-        Returns:
-            A dict with "step"; "score" and "metrics" once evaluated; "tuned" once tuned.
+        """Return checkpoint.json: "step"; "score" and "metrics" once evaluated; "tuned" once tuned.
 
         Raises:
             UserError: If the file is missing or damaged.
@@ -238,11 +213,7 @@ class CheckpointManager:
         return max(scored, key=rank, default=None)
 
     def best_or_latest_step(self) -> int:
-        """Return the best step, or the latest if none was evaluated.
-
-        Raises:
-            UserError: If there is no complete checkpoint.
-        """
+        """Return the best step, or the latest if none was evaluated; UserError without any."""
         steps = self.steps()
         if not steps:
             raise UserError(f"{self.directory}: no complete checkpoint in this directory")
@@ -250,11 +221,7 @@ class CheckpointManager:
         return steps[-1] if best is None else best
 
     def save(self, step: int, variables: "Mapping[str, tf.Variable | keras.Variable]") -> None:
-        """Write the checkpoint of `step` atomically, then delete superseded ones.
-
-        Args:
-            step: The training step.
-            variables: Variables by name.
+        """Write the checkpoint of a step atomically, then delete superseded ones.
 
         Raises:
             OSError: If the checkpoint cannot be written. Earlier ones are unaffected.
@@ -317,13 +284,9 @@ class CheckpointManager:
         variables: "Mapping[str, tf.Variable | keras.Variable]",
         log: Callable[[str], None],
     ) -> int | None:
-        """Restore the latest undamaged checkpoint.
+        """Assign the latest undamaged checkpoint to variables by name.
 
         Damaged checkpoints are logged, skipped and renamed to "damaged-*".
-
-        Args:
-            variables: Variables by name, assigned in place.
-            log: Receives one line per damaged checkpoint.
 
         Returns:
             The restored step, or `None` if there is no checkpoint.

@@ -78,6 +78,9 @@ class Run:
         """Return the path of a file in this run directory."""
         return os.path.join(self.path, name)
 
+    def _write(self, name, values):
+        files.atomic_write_json(self.file(name), values)
+
     @classmethod
     def exists(cls, path: str | os.PathLike) -> bool:
         """Return True if `path` is a run directory."""
@@ -119,13 +122,10 @@ class Run:
         kind: str | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> Self | None:
-        """Return the run that would be resumed in a directory, without reading data.
+        """Return the run that would be resumed in a directory, or `None`, without reading data.
 
         Remote paths are not checked, since they need TensorFlow. For the arguments see
         `check_settings`.
-
-        Returns:
-            The run, or `None` if a new one would start.
 
         Raises:
             UserError: If a run with these settings can neither start nor resume there.
@@ -146,11 +146,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike, is_writer: bool = True) -> Self:
-        """Open an existing run.
-
-        Args:
-            path: The run directory.
-            is_writer: False in all but one of several synchronized processes: nothing is written.
+        """Open an existing run; `is_writer` as in the class.
 
         Raises:
             UserError: If this is not a run directory, or its files do not belong together.
@@ -216,9 +212,9 @@ class Run:
         files.makedirs(run.file("checkpoints"))
         vocabulary.save(run.file("vocab.txt"))
         if task is not None:
-            _write_json(run.file("task.json"), format_versions.with_version(task))
-        _write_json(run.file("train.json"), format_versions.with_version(run.train))
-        _write_json(run.file("config.json"), config.to_dict())
+            run._write("task.json", format_versions.with_version(task))
+        run._write("train.json", format_versions.with_version(run.train))
+        run._write("config.json", config.to_dict())
         return run
 
     def check_resumable(
@@ -227,15 +223,9 @@ class Run:
         task: dict[str, Any] | None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """Check that settings and task are those the run was started with.
+        """Raise UserError unless settings and task are those the run was started with.
 
-        Args:
-            settings: See `check_settings`.
-            task: The task as in task.json, or `None` for pretraining.
-            defaults: See `check_settings`.
-
-        Raises:
-            UserError: If they differ.
+        For `settings` and `defaults` see `check_settings`; `task` is as in task.json.
         """
         self.check_settings(settings, (task or {}).get("kind"), defaults)
         before, now = json.loads(json.dumps([self.task, task]))  # Tuples become lists.
@@ -251,15 +241,12 @@ class Run:
         kind: str | None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """Check that settings and task type are those the run was started with.
+        """Raise UserError with the first setting that the run was not started with.
 
         Args:
             settings: The settings by name. Those in `MAY_CHANGE` may differ.
             kind: The task type, or `None` for pretraining.
             defaults: Defaults of the settings, for those that the run does not have.
-
-        Raises:
-            UserError: If they differ. The message names the first difference.
         """
         if "settings" not in self.train:
             raise UserError(
@@ -280,10 +267,9 @@ class Run:
     def change_num_train_steps(
         self, step: int, before: int, after: int, rate_before: float, rate_after: float
     ) -> None:
-        """Record in train.json that training resumes with another number of steps.
+        """Record in train.json that training resumes at `step` with another number of steps.
 
-        `rate_before` and `rate_after` are the learning rates at `step` for `before` and `after`
-        training steps in total.
+        The learning rates are those at `step` for `before` and `after` training steps in total.
         """
         change = {
             "step": step,
@@ -293,7 +279,7 @@ class Run:
         self.train["settings"]["num_train_steps"] = after
         self.train.setdefault("changes", []).append(change)
         if self.is_writer:
-            _write_json(self.file("train.json"), format_versions.with_version(self.train))
+            self._write("train.json", format_versions.with_version(self.train))
 
     def changes(self) -> list[str]:
         """Return one warning per package version or thread count that has changed.
@@ -315,13 +301,39 @@ class Run:
             return
         with files.open_file(self.file("metrics.jsonl"), "ab") as lines:
             lines.write(f"{json.dumps(metrics)}\n".encode())
-        self._event_files.write(metrics)
+        self._write_event(metrics)
 
     @functools.cached_property
-    def _event_files(self):
-        from bert_tf.runs.event_files import EventFiles  # Imports TensorFlow.
+    def _event_file(self):
+        """The TensorBoard event file of this process."""
+        import tensorflow as tf
 
-        return EventFiles(self.file("tensorboard"))
+        return tf.summary.create_file_writer(self.file("tensorboard"))
+
+    def _write_event(self, metrics):
+        import tensorflow as tf
+
+        # As in tf.summary.scalar, which is not used since it requires TensorBoard to be installed.
+        summary = tf.compat.v1.SummaryMetadata
+        scalar = summary(plugin_data=summary.PluginData(plugin_name="scalars"))
+        with self._event_file.as_default(step=metrics["step"]):
+            for name, value in metrics.items():
+                if name != "step":
+                    tf.summary.write(name, tf.constant(value, tf.float32), metadata=scalar)
+        # Flushed at once, so that the metrics remain if the process is killed.
+        self._event_file.flush()
+
+    def _forget_events_from(self, step):
+        """Write a start of a session, at which TensorBoard discards `step` and later ones."""
+        import tensorflow as tf
+
+        log = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        event = tf.compat.v1.Event(step=step, session_log=log)
+        event.wall_time = tf.timestamp().numpy()
+        # tf.summary cannot write an event without a summary, this public operation can.
+        writer = self._event_file._resource
+        tf.raw_ops.ImportEvent(writer=writer, event=event.SerializeToString())
+        self._event_file.flush()
 
     def metrics(self) -> list[dict[str, float]]:
         """Return the lines of metrics.jsonl in order, without a truncated last line."""
@@ -384,16 +396,12 @@ class Run:
             if len(kept) < len(lines):
                 # TensorBoard can only drop complete steps, so the kept metrics of this step are
                 # written again.
-                self._event_files.forget_from(step)
+                self._forget_events_from(step)
                 for _, metrics in kept:
                     if metrics["step"] == step:
-                        self._event_files.write(metrics)
+                        self._write_event(metrics)
             files.atomic_write_text(path, "".join(f"{line}\n" for line, _ in kept))
 
 
 def _steps(path):
     return run_directory.complete_steps(os.path.join(path, "checkpoints"))
-
-
-def _write_json(path, values):
-    files.atomic_write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

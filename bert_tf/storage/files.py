@@ -11,6 +11,7 @@ import glob
 import gzip
 import hashlib
 import io
+import json
 import os
 import re
 import tempfile
@@ -36,6 +37,11 @@ def sync(path: str | os.PathLike) -> None:
         os.close(descriptor)
 
 
+def atomic_write_json(path: str | os.PathLike, values: Any) -> None:
+    """Write a readable JSON file atomically, in UTF-8."""
+    atomic_write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+
 def atomic_write_text(path: str | os.PathLike, text: str) -> None:
     """Write a UTF-8 text file atomically: readers see the old content or the new."""
     with atomic_writer(path) as stream:
@@ -56,10 +62,7 @@ def atomic_writer(path: str | os.PathLike) -> Iterator[codecs.StreamWriter]:
 def atomic_bytes_writer(path: str | os.PathLike) -> Iterator[Stream]:
     """Open a binary stream whose content replaces the file `path` at the end of the block.
 
-    After an error the file is unchanged.
-
-    Raises:
-        OSError: If the file cannot be written. Its filename is `path`, not the temporary file.
+    After an error the file is unchanged. An `OSError` names `path`, not the temporary file.
     """
     temporary = temporary_name(path)
     try:
@@ -113,9 +116,7 @@ def atomic_write_bytes(path: str | os.PathLike, content: bytes) -> None:
 def read_text(path: str | os.PathLike, stream: Stream | None = None) -> str:
     """Return the content of a UTF-8 text file without a byte order mark, with LF as line end.
 
-    Args:
-        path: Local or remote path.
-        stream: The bytes of the file; by default it is opened.
+    `stream` holds the bytes of the file; by default it is opened.
 
     Raises:
         UnicodeDecodeError: If it is not UTF-8. Positions do not count a byte order mark.
@@ -241,11 +242,8 @@ def without_pattern(path: str | os.PathLike) -> Iterator[str]:
     """Yield another path of a checkpoint or SavedModel if its own would be a glob pattern.
 
     TensorFlow looks for checkpoints by pattern, also in a SavedModel, so that it does not find the
-    files in "runs [v1]". For the block, a temporary directory has a link to each of them.
-
-    Args:
-        path: A directory, or the first part of the names of files, as of a checkpoint. A remote
-            path is unchanged.
+    files in "runs [v1]". For the block, a temporary directory has a link to each file whose path
+    starts with `path`. A remote path is unchanged.
     """
     if is_remote(path) or not has_pattern(path):
         yield str(path)
@@ -307,11 +305,9 @@ def walk(directory: str | os.PathLike) -> Iterator[str]:
 
 
 def remove_own(directory: str | os.PathLike, own: re.Pattern) -> None:
-    """Remove files by name, and the directories that become empty, `directory` included.
+    """Remove the files whose relative paths, as from `walk`, match a pattern, and nothing else.
 
-    Args:
-        directory: The directory.
-        own: Pattern of the relative paths to remove, as from `walk`. Everything else stays.
+    The directories that become empty are removed, `directory` included.
     """
     for path in list(walk(directory)):
         if own.fullmatch(path):
@@ -354,8 +350,7 @@ def is_remote(path: str | os.PathLike) -> bool:
 def _remote(function, path, *arguments, **options):
     """Call a function of `tf.io.gfile`, raising `OSError` as local file operations do.
 
-    Raises:
-        UserError: If TensorFlow has no file system for the path.
+    Raise UserError if TensorFlow has no file system for the path.
     """
     import tensorflow as tf
 

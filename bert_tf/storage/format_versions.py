@@ -25,12 +25,7 @@ def with_version(values: Mapping[str, Any]) -> dict[str, Any]:
 def without_version(
     values: Mapping[str, Any], location: str, fields: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """Return the values in a file.
-
-    Args:
-        values: The content of the file.
-        location: The file, for error messages.
-        fields: Names of all fields; by default unknown ones are not refused.
+    """Return the values of a file's content; by default unknown `fields` are not refused.
 
     Raises:
         UserError: A newer version has written a field that is not known here, or the format version

@@ -37,15 +37,12 @@ def check_local_file(flag: str, path: str) -> None:
 
 
 def check_output(path: str, inputs: Iterable[str], overwrite: bool = False) -> None:
-    """Check that a command may write its output file.
+    """Raise UserError unless a command may write its file of --output.
 
     Args:
         path: The file of --output.
         inputs: Files and directories that the command reads. They are never replaced.
         overwrite: Whether another existing file may be replaced.
-
-    Raises:
-        UserError: If the file must not or cannot be written.
     """
     for source in inputs:
         if _is_in(path, source):

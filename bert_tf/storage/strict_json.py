@@ -27,14 +27,10 @@ _KINDS = {
 
 
 def parse(text: str, **parsers: Callable[[str], Any]) -> Any:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text; `parsers` are `parse_int` and the like of `json.loads`.
 
     Integers of more than 64 bits become floats, as in most parsers. Strings may contain half of a
     surrogate pair.
-
-    Args:
-        text: JSON as a string.
-        **parsers: `parse_int`, `parse_float` and `parse_constant` of `json.loads`.
 
     Raises:
         json.JSONDecodeError: If the syntax is invalid.
@@ -54,10 +50,6 @@ def parse(text: str, **parsers: Callable[[str], Any]) -> Any:
 def parse_object(text: str, **parsers: Callable[[str], Any]) -> dict[str, Any]:
     """Return the JSON object in a text. All of its strings can be encoded as UTF-8.
 
-    Args:
-        text: JSON as a string.
-        **parsers: See `parse`.
-
     Raises:
         ValueError: As in `parse`, and if the value is not an object or not encodable.
     """
@@ -75,13 +67,7 @@ def parse_object(text: str, **parsers: Callable[[str], Any]) -> dict[str, Any]:
 def dumps_result(value: Any, what: str, **options: Any) -> str:
     """Return a result as JSON, which has neither NaN nor infinite numbers.
 
-    Args:
-        value: JSON types.
-        what: Name of the result, for the error.
-        **options: As of `json.dumps`.
-
-    Raises:
-        UserError: If a number in it is not finite.
+    `what` names the result in the UserError about such a number; `options` are of `json.dumps`.
     """
     check_finite(value, what)
     return json.dumps(value, ensure_ascii=False, **options)
@@ -105,14 +91,11 @@ def is_finite(value: Any) -> bool:
 def field(node: Any, key: str, kind: type, location: str) -> Any:
     """Return node[key] of a parsed JSON text.
 
-    Args:
-        node: The value at `location`, expected to be an object.
-        key: The key.
-        kind: Expected type: str, list, dict, int, bool or float. An integer is also a float.
-        location: File and position in it, for the error message.
+    `kind` is str, list, dict, int, bool or float; an integer is also a float. `location` is the
+    file and the position of `node` in it, for messages.
 
     Raises:
-        UserError: If the key is missing or its value is of another type.
+        UserError: If `node` is no object, the key is missing or its value is of another type.
     """
     if not isinstance(node, dict):
         raise UserError(f"{location}: expected a JSON object, received {type(node).__name__}")

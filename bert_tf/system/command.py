@@ -25,22 +25,8 @@ from absl import flags
 from absl import logging as absl_logging
 
 from bert_tf.errors import UserError, flag_names
-from bert_tf.system import cpus
-from bert_tf.system.processes import check_backend
+from bert_tf.system.processes import check_backend, count_processors
 from bert_tf.system.progress import log
-
-__all__ = [
-    "check_bounds",
-    "check_types",
-    "defaults",
-    "flag",
-    "import_tensorflow",
-    "log",
-    "optional_packages_hidden",
-    "parse",
-    "run_main",
-    "use_utf8",
-]
 
 STATUS_USER_ERROR = 2
 HELP_FLAGS = ("--help", "-help", "-h", "--helpfull", "--helpshort")
@@ -98,11 +84,7 @@ def defaults(settings_class: type) -> dict[str, Any]:
 
 
 def check_bounds(settings: Any) -> None:
-    """Check that the numbers of a settings dataclass are inside the bounds of their flags.
-
-    Raises:
-        UserError: If one is outside. `None` is accepted.
-    """
+    """Raise UserError unless the numbers of a settings dataclass are `None` or in their bounds."""
     for field, kind in _fields(type(settings)):
         value, bounds = getattr(settings, field.name), field.metadata["bounds"]
         if value is not None and not all(
@@ -117,12 +99,7 @@ def check_bounds(settings: Any) -> None:
 def check_types(settings: Any, settings_class: type) -> None:
     """Check types and choices of settings that are given in Python instead of as flags.
 
-    Args:
-        settings: Instance of `settings_class` or of a subclass.
-        settings_class: Settings dataclass whose fields are checked.
-
-    Raises:
-        UserError: If a value is of another type or not one of the choices.
+    Raises UserError for the fields of `settings_class`, a base class of the settings.
     """
     for field, kind in _fields(settings_class):
         value, choices = getattr(settings, field.name), field.metadata["choices"]
@@ -134,12 +111,14 @@ def check_types(settings: Any, settings_class: type) -> None:
 
 
 def run_main(
-    main: Callable[[Any], Any],
+    main: Callable[..., Any],
     settings_class: type,
     doc: str,
     imports_tensorflow: bool | Callable[[Any], bool] = True,
 ) -> None:
     """Parse `sys.argv` into `settings_class` and call `main(settings)`.
+
+    `main` also takes what `settings.check()` returns, if that is something.
 
     The exit status is 0 after `main` or --help, 2 after a wrong flag or a `UserError`, which is
     printed as one line on stderr, 130 after Ctrl-C and 143 after SIGTERM. Flags, and files by
@@ -164,12 +143,11 @@ def run_main(
     try:
         settings, verbose = parse(settings_class, sys.argv)
         signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(STATUS_INTERRUPTED + signum))
-        if hasattr(settings, "check"):
-            settings.check()
+        checked = settings.check() if hasattr(settings, "check") else None
         if imports_tensorflow(settings) if callable(imports_tensorflow) else imports_tensorflow:
             import_tensorflow(verbose)
         with flag_names():
-            main(settings)
+            main(settings) if checked is None else main(settings, checked)
     except (UserError, flags.Error) as error:
         _fail(str(error), STATUS_USER_ERROR)
     except OSError as error:
@@ -201,11 +179,7 @@ def use_utf8() -> None:
 
 
 def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
-    """Parse command-line arguments.
-
-    Args:
-        settings_class: Dataclass with fields from `flag`.
-        argv: The program name and its arguments.
+    """Parse the program name and its arguments.
 
     Returns:
         The settings, and whether --verbosity was given.
@@ -344,7 +318,7 @@ def _limit_arenas():
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # Not in other C libraries.
     if mallopt and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(_M_ARENA_MAX, max(1, cpus.count() // 2))
+        mallopt(_M_ARENA_MAX, max(1, count_processors() // 2))
 
 
 @contextlib.contextmanager

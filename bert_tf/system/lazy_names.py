@@ -15,12 +15,7 @@ from bert_tf.system.processes import check_backend
 def lazy_names(
     package: str, modules: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__all__`, `__getattr__` and `__dir__` of a package.
-
-    Args:
-        package: Name of the package.
-        modules: Module by public name.
-    """
+    """Return `__all__`, `__getattr__` and `__dir__` of a package, given the module of each name."""
     names = sorted(modules)
 
     def attribute(name):

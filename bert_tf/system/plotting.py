@@ -23,8 +23,7 @@ def is_installed() -> bool:
 def import_pyplot() -> Any:
     """Return matplotlib.pyplot, which draws into memory in the fonts that are installed.
 
-    Raises:
-        UserError: If matplotlib is not installed.
+    Raise UserError if matplotlib is not installed.
     """
     if not is_installed():
         raise UserError("matplotlib is not installed: pip install 'bert_tf[plots]'")
@@ -40,12 +39,7 @@ def import_pyplot() -> Any:
 
 
 def to_png(figure: Any, dpi: int = 120) -> bytes:
-    """Return a figure as a PNG image and close it. Characters that no font has are drawn as boxes.
-
-    Args:
-        figure: matplotlib figure.
-        dpi: Dots per inch.
-    """
+    """Return a figure as a PNG image and close it. Characters without a font are drawn as boxes."""
     image = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -57,13 +51,9 @@ def to_png(figure: Any, dpi: int = 120) -> bytes:
 def plot_metrics(
     axes: Any, lines: Iterable[Mapping[str, float]], names: Sequence[str], dotted: str
 ) -> None:
-    """Draw metrics over the step.
+    """Draw those metrics of metrics.jsonl that occur over the step.
 
-    Args:
-        axes: matplotlib axes.
-        lines: Lines of metrics.jsonl.
-        names: Metrics to draw, those that occur.
-        dotted: Prefix of the metrics that have a dot per value.
+    Metrics whose names begin with `dotted` have a dot per value.
     """
     for name in names:
         points = [(line["step"], line[name]) for line in lines if name in line]

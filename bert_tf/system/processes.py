@@ -1,4 +1,4 @@
-"""Limits of TensorFlow in a process: its Keras, forks after its start, first calls in threads."""
+"""A process: its processors, and limits of TensorFlow in it (Keras, forks, calls in threads)."""
 
 import importlib.util
 import os
@@ -8,6 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from bert_tf.errors import UserError
+
+
+def count_processors() -> int:
+    """Return the number of processors that this process may use, at least 1.
+
+    On macOS, which binds no process to processors, all those of the machine.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def check_backend() -> None:
@@ -29,11 +39,7 @@ def check_backend() -> None:
 
 
 def check_not_forked(process: int) -> None:
-    """Raise UserError in a process that was forked from the one with TensorFlow's threads.
-
-    Args:
-        process: Id of the process that a model was created in.
-    """
+    """Raise UserError in a process that was forked from the one that a model was created in."""
     if os.getpid() != process:
         raise UserError(
             "the model was created before this process was forked, without TensorFlow's threads, "
@@ -52,14 +58,7 @@ class FirstCalls:
         self._names: set[str] = set()
 
     def call(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Return what a graph returns.
-
-        Args:
-            name: Name of the graph.
-            function: The graph.
-            *args: Its arguments.
-            **kwargs: Its arguments by name.
-        """
+        """Return what a graph, known by its name, returns for the arguments."""
         if name not in self._names:
             with self._lock:
                 if name not in self._names:

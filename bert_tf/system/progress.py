@@ -65,11 +65,7 @@ class Progress:
             self.bar.close()
 
     def update(self, done: int) -> None:
-        """Move the bar; without a bar, log a line every 5 s.
-
-        Args:
-            done: Number of units that are done.
-        """
+        """Move the bar to the units that are done; without a bar, log a line every 5 s."""
         self.move(done)
         now = time.monotonic()
         if self.bar is None and now - self.logged >= SECONDS_BETWEEN_LINES:
@@ -77,22 +73,13 @@ class Progress:
             self.log(self._line(now))
 
     def move(self, done: int) -> None:
-        """Move the bar, if there is one.
-
-        Args:
-            done: Number of units that are done.
-        """
+        """Move the bar, if there is one, to the units that are done."""
         self.done = done
         if self.bar is not None:
             self.bar.update(done - self.bar.n)
 
     def show(self, line: str, **figures: Any) -> None:
-        """Show figures beside the bar; without a bar, log a line.
-
-        Args:
-            line: The line.
-            **figures: Values by name.
-        """
+        """Show figures by name beside the bar; without a bar, log a line."""
         if self.bar is None:
             self.log(line)
         else:

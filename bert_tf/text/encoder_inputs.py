@@ -140,15 +140,9 @@ def padded_to_packed(
     shape: PackedShape,
     places: tuple[tf.Tensor, tf.Tensor] | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Convert a padded batch to the packed layout.
+    """Convert a padded batch to the layout of `to_packed`, with 0 instead of [PAD].
 
-    Args:
-        inputs: Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
-        shape: Tokens per row and numbers of rows.
-        places: Result of `place_sequences`. Defaults to that of this batch.
-
-    Returns:
-        Dict as of `to_packed`, with 0 instead of [PAD].
+    `places` is the result of `place_sequences`. Defaults to that of this batch.
     """
     is_token_BL = inputs["input_mask"] > 0
     lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
@@ -242,15 +236,9 @@ def to_flat(packed: Packed, vocabulary: Vocabulary, exact_tokens: int = 0) -> di
 
 
 def one_sequence(packed: Packed) -> dict[str, tf.Tensor]:
-    """Convert a single sequence to the flat layout, without padding.
+    """Convert a single packed sequence to the flat layout of `to_flat`, without padding.
 
     The static shape of row_splits is `(2,)`, so that a graph can be made for one sequence.
-
-    Args:
-        packed: One packed sequence.
-
-    Returns:
-        Dict as of `to_flat`; T is the number of tokens.
     """
     input_ids = packed.input_ids.flat_values
     return {
@@ -261,14 +249,7 @@ def one_sequence(packed: Packed) -> dict[str, tf.Tensor]:
 
 
 def padded_to_flat(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Convert the padded layout to the flat one.
-
-    Args:
-        inputs: Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids".
-
-    Returns:
-        Dict as of `to_flat`, with 0 instead of [PAD] in the tail.
-    """
+    """Convert the padded layout to that of `to_flat`, with 0 instead of [PAD] in the tail."""
     is_token_BL = inputs["input_mask"] > 0
     lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
     return _flat(
@@ -280,15 +261,7 @@ def padded_to_flat(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def flat_to_padded(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Convert the flat layout to the padded one.
-
-    Args:
-        inputs: Dict as of `to_flat`.
-
-    Returns:
-        Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids". L is the longest
-        sequence; padding is 0 instead of [PAD].
-    """
+    """Convert the layout of `to_flat` to that of `to_padded`, with 0 instead of [PAD]."""
     splits = inputs["row_splits"]
     tokens = {name: inputs[name][: splits[-1]] for name in ("input_ids", "segment_ids")}
     tokens["input_mask"] = tf.ones_like(tokens["input_ids"])

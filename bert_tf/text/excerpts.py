@@ -1,4 +1,4 @@
-"""Tokenize the beginning or end of long texts without reading all of them.
+"""Limits of long texts: a number of bytes per string, and tokenizing its beginning or end alone.
 
 A text is cut only before a character that separates words and that no tokenizer rule looks across:
 an ASCII space or punctuation mark, or a CJK ideograph. The tokens of the excerpt therefore equal
@@ -22,6 +22,8 @@ REACH = 2**10  # Bytes searched for a cut before a position.
 CUT_BEFORE = b' \t\n\r!"#$%&()*+,-/;<=>?@[\\_{|}~'
 # The first of the three bytes of U+5000 to U+9FFF.
 IDEOGRAPHS = (0xE5, 0xE9)
+MAX_BYTES = 2**20  # Per input string; about 150,000 English words.
+LONGEST_CHARACTER = 4  # Bytes, in UTF-8.
 
 
 def tokenize_ends(
@@ -46,11 +48,7 @@ def tokenize_ends(
     length_B = tf.strings.length(texts)
 
     def read(size_B):
-        """Tokenize excerpts.
-
-        Returns:
-            Size for the next time, whether there has to be one, and the tokens.
-        """
+        """Tokenize excerpts; return sizes for the next time, whether it is needed, and tokens."""
         sides = [
             _shifted(tokenize(part_B), texts, begin_B)
             for begin_B, part_B in _sides(texts, size_B, truncation)
@@ -69,12 +67,7 @@ def tokenize_ends(
 def last_cuts(texts: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
     """Return the last position at or before `positions` where a text may be cut.
 
-    Args:
-        texts: String `(B,)`.
-        positions: int32 `(B,)`, in bytes.
-
-    Returns:
-        int32 `(B,)`, in bytes; 0 if there is no cut within `REACH` bytes.
+    Positions are int32 `(B,)`, in bytes; 0 if there is no cut within `REACH` bytes.
     """
     begin_B = tf.maximum(positions - REACH, 0)
     # Two more bytes are read because an ideograph is recognized by all of its three bytes.
@@ -89,6 +82,31 @@ def last_cuts(texts: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
     position_BX = begin_B[:, tf.newaxis] + tf.range(REACH + 1)
     is_cut_BX &= position_BX <= positions[:, tf.newaxis]
     return tf.reduce_max(tf.where(is_cut_BX, position_BX, 0), axis=1)
+
+
+def truncate_utf8(texts: tf.Tensor, max_bytes: int = MAX_BYTES) -> tf.Tensor:
+    """Truncate strings of any shape to at most `max_bytes` bytes, at a character boundary.
+
+    For example, ["abc", "dé"] with max_bytes=2 becomes ["ab", "d"]. Invalid UTF-8 is cut at
+    `max_bytes` exactly.
+    """
+    texts_B = tf.reshape(texts, [-1])
+    lengths_B = tf.strings.length(texts_B)
+    (long,) = tf.unstack(tf.where(lengths_B > max_bytes), axis=1)
+    # Inspect the last bytes up to the first one that is cut off. If that one continues a character,
+    # the beginning of the character is cut off too.
+    before = min(LONGEST_CHARACTER - 1, max_bytes)
+    last = tf.strings.substr(tf.gather(texts_B, long), max_bytes - before, before + 1)
+    last = tf.io.decode_raw(last, tf.uint8, fixed_length=before + 1)
+    is_continuation = tf.cast((last & 0xC0) == 0x80, tf.int32)
+    # Number of consecutive continuation bytes, counted from the end.
+    count = tf.reduce_sum(tf.math.cumprod(is_continuation, axis=1, reverse=True), axis=1)
+    kept = tf.tensor_scatter_nd_update(
+        tf.minimum(lengths_B, max_bytes),
+        long[:, tf.newaxis],
+        max_bytes - tf.where(count <= before, count, 0),
+    )
+    return tf.reshape(tf.strings.substr(texts_B, tf.zeros_like(kept), kept), tf.shape(texts))
 
 
 def _repeated(read, size_B):

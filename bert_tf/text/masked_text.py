@@ -17,19 +17,11 @@ MASK = "[MASK]"
 def tokenize_masked(
     texts: tf.Tensor, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
 ) -> Tokens:
-    """Tokenize texts, with the id of [MASK] for each literal "[MASK]".
+    """Tokenize texts, string `(B,)`, with the id of [MASK] for each literal "[MASK]".
 
     For example, "A [MASK]!" becomes the ids of a, [MASK] and !, with starts [0, 2, 8] and ends
     [1, 8, 9]. Texts are split at masks first, because the tokenizer treats brackets as punctuation.
-
-    Args:
-        texts: string `(B,)`.
-        tokenize: `Tokenizer.tokenize` or `Tokenizer.tokenize_with_offsets`.
-        vocabulary: Vocabulary with an entry [MASK].
-
-    Returns:
-        Tokens, ragged `(B, (T))`; offsets, if `tokenize` returns them, count characters of the
-        complete text.
+    `tokenize` is a method of `Tokenizer`; its offsets, if any, count characters of complete texts.
     """
     pieces = tf.strings.split(texts, MASK)
     tokens = tokenize(pieces.flat_values)

@@ -230,14 +230,9 @@ class Normalizer(tf.Module):
 
 
 def after_marks(ends: tf.Tensor, entries_N: tf.Tensor) -> tf.Tensor:
-    """Extend the ends of tokens over stripped marks that follow.
+    """Extend the ends of tokens, int64 positions of code points, over stripped marks that follow.
 
-    Args:
-        ends: int64, exclusive ends, as positions of code points.
-        entries_N: int32 `(N,)`, table entries of the code points.
-
-    Returns:
-        int64, shaped like `ends`.
+    `entries_N` are the table entries of the code points.
     """
     kinds_N = tf.bitwise.bitwise_and(entries_N, (1 << tables.KIND_BITS) - 1)
     is_mark = (kinds_N == tables.MARK) | (kinds_N == tables.MARK_STARTER)

@@ -90,13 +90,7 @@ def is_dropped(character: str) -> bool:
 
 
 def normalize(word: str, do_lower_case: bool, strip_accents: bool) -> str:
-    """Lower-case a word and strip its accents.
-
-    Args:
-        word: Any string.
-        do_lower_case: Applies `str.lower`.
-        strip_accents: Decomposes to NFD and drops nonspacing marks (Mn).
-    """
+    """Apply `str.lower` to a word, then decompose it to NFD and drop nonspacing marks (Mn)."""
     if do_lower_case:
         word = word.lower()
     if strip_accents:

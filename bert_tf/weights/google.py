@@ -29,7 +29,7 @@ IGNORED = (
     r".*/adam_[mv]|.*/Adam(_1)?|.*/AdamWeightDecayOptimizer(_1)?|beta[12]_power|global_step|"
     r"bert/embeddings/position_ids"
 )
-_RELEASED = "bert_model.ckpt"
+RELEASED = "bert_model.ckpt"
 _SAVED_MODEL = "saved_model.pb"
 # Classes of the heads, in the terms of Hugging Face, by the tensor that counts the outputs.
 _CLASSES = {
@@ -127,7 +127,7 @@ def find(
         # A release whose checkpoint is missing is reported as such.
         if not (path / "bert_config.json").is_file() or (path / "pytorch_model.bin").is_file():
             return None
-        prefix = path / _RELEASED
+        prefix = path / RELEASED
     if not vocabulary and (path / _SAVED_MODEL).is_file():
         vocabulary = str(path / "assets" / "vocab.txt")
     return Location(
@@ -139,9 +139,6 @@ def find(
 
 def read_config(location: Location) -> tuple[BertConfig, Vocabulary]:
     """Read configuration and vocabulary without the weights.
-
-    Args:
-        location: The paths.
 
     Raises:
         UserError: A file is missing or invalid, or the two do not fit together.
@@ -188,8 +185,8 @@ def _prefix_in(directory):
     """Return the prefix of the checkpoint of a directory, or `None`."""
     if (directory / _SAVED_MODEL).is_file():
         return directory / "variables" / "variables"
-    if _exists(directory / _RELEASED):
-        return directory / _RELEASED
+    if _exists(directory / RELEASED):
+        return directory / RELEASED
     state = directory / "checkpoint"  # Written by TensorFlow, names the newest.
     if state.is_file():
         found = re.search(r'^model_checkpoint_path: "(.+)"', files.read_text(state), re.MULTILINE)

@@ -8,14 +8,9 @@ from bert_tf.errors import UserError
 
 
 def read(path: str | os.PathLike[str], kinds: str = "f") -> dict[str, np.ndarray]:
-    """Read all tensors of an HDF5 file.
+    """Read all tensors of a local HDF5 file, by their paths in it.
 
-    Args:
-        path: Local file.
-        kinds: Accepted kinds of dtypes, as in `numpy.dtype.kind`.
-
-    Returns:
-        Dict from paths in the file to arrays.
+    `kinds` are the accepted kinds of dtypes, as in `numpy.dtype.kind`.
 
     Raises:
         UserError: The file is damaged, or holds a tensor that is not stored as plain numbers in the

@@ -16,7 +16,7 @@ Shape suffixes: H hidden size, C outputs of the head.
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -78,11 +78,16 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 }
 _NEXT_SENTENCE = "next_sentence/output_weights"
 _RECORD = "bert_tf"  # Key of our task in task_specific_params of config.json.
+# Classes of transformers by task type.
+CLASSES = {
+    "regression": "BertForSequenceClassification",
+    "classification": "BertForSequenceClassification",
+    "tagging": "BertForTokenClassification",
+    "span_qa": "BertForQuestionAnswering",
+    "multiple_choice": "BertForMultipleChoice",
+}
 _KIND_OF_CLASS = {
-    "BertForSequenceClassification": "classification",
-    "BertForTokenClassification": "tagging",
-    "BertForQuestionAnswering": "span_qa",
-    "BertForMultipleChoice": "multiple_choice",
+    **{name: kind for kind, name in CLASSES.items()},  # Regression is a classification there.
     "BertForNextSentencePrediction": "classification",
 }
 
@@ -92,28 +97,11 @@ def of_next_sentence(
 ) -> dict[str, np.ndarray]:
     """Return the next sentence head as a classifier, if it is all that the model was made for.
 
-    Args:
-        weights: Arrays by our names.
-        values: Values of a Hugging Face configuration.
-
-    Returns:
-        Arrays by our names; none for other models, such as those with both pretraining heads.
+    For other models, such as those with both pretraining heads, there are no arrays.
     """
     if architectures(values) != ["BertForNextSentencePrediction"] or _NEXT_SENTENCE not in weights:
         return {}
     return {KERNEL: weights[_NEXT_SENTENCE].T, BIAS: weights["next_sentence/output_bias"]}
-
-
-class Head(NamedTuple):
-    """A head and its task.
-
-    Attributes:
-        task: Contents of task.json.
-        weights: The head's arrays by our names.
-    """
-
-    task: dict[str, Any]
-    weights: dict[str, np.ndarray]
 
 
 def read_head(
@@ -122,8 +110,8 @@ def read_head(
     max_seq_length: int,
     labels: Sequence[str] = (),
     pairs: bool = False,
-) -> Head:
-    """Return the task of a head, and its weights as the task's model has them.
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the task of a head, as in task.json, and its weights as the task's model has them.
 
     Args:
         weights: Arrays by our names, with the head as the source stores it, kernel `(H, C)`.
@@ -146,7 +134,7 @@ def read_head(
     fields: dict[str, Any] = {}
     if kind == "classification":
         kind, fields = _classification(values, names)
-        if kind == "classification" and len(names) == 2 and not fields["multi_label"]:
+        if is_binary({"kind": kind, **fields}):
             # softmax(W0 h, W1 h)[1] = sigmoid((W1 - W0) h)
             kernel, bias = kernel[:, 1:] - kernel[:, :1], bias[1:] - bias[:1]
         if pairs:
@@ -162,7 +150,13 @@ def read_head(
     task = {"kind": kind, **copy.deepcopy(TEMPLATES[kind]), "max_seq_length": limit, **fields}
     if not labels and not pairs:
         task = _recorded(values, task)
-    return Head(task, {KERNEL: np.ascontiguousarray(kernel), BIAS: np.ascontiguousarray(bias)})
+    return task, {KERNEL: np.ascontiguousarray(kernel), BIAS: np.ascontiguousarray(bias)}
+
+
+def is_binary(task: Mapping[str, Any]) -> bool:
+    """Return True for a classification of two labels, whose one logit is that of the second."""
+    labels = task.get("labels", ())
+    return task["kind"] == "classification" and len(labels) == 2 and not task.get("multi_label")
 
 
 def record_of(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,12 +188,7 @@ def _recorded(values, task):
 def match_head(
     source: Mapping[str, Any], head: Mapping[str, np.ndarray], task: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Return the weights of a head in the order of another task's labels.
-
-    Args:
-        source: The task of the head, as in task.json.
-        head: Arrays by our names.
-        task: The task that the head is needed for, as in task.json.
+    """Return the weights of a head, of the task `source`, in the order of another task's labels.
 
     Raises:
         UserError: The head does not fit the task; the message says why.

@@ -48,9 +48,6 @@ def is_directory_of(path: pathlib.Path) -> bool:
 def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
     """Read configuration and vocabulary without the weights.
 
-    Args:
-        path: Directory.
-
     Raises:
         UserError: A file is missing or invalid, or the two do not fit together.
     """
@@ -194,11 +191,7 @@ def _check_tied(values, tensors, where):
 
 
 def _merge_copies(tensors, where):
-    """Keep one tensor of tied weights, which are one weight here.
-
-    Raises:
-        UserError: A copy differs from its original.
-    """
+    """Keep one tensor of tied weights, which are one weight here; they must not differ."""
     for copy, original in _COPIES.items():
         if copy in tensors:
             array = tensors.pop(copy)
@@ -212,14 +205,8 @@ def _merge_copies(tensors, where):
 def find_cached(model_id: str) -> tuple[pathlib.Path, str] | None:
     """Return the directory of a model that was downloaded from the hub, and its revision.
 
-    It is that of the main revision, or of the only one in the cache if none is known as main.
-
-    Args:
-        model_id: Id such as "google-bert/bert-base-uncased". Some old ids have no "/".
-
-    Returns:
-        The directory, and "" for the main revision, otherwise the commit; or `None` if the id
-        contains no "/" and is not in the cache.
+    It is that of the main revision, "", or of the only one in the cache if none is known as main,
+    the commit. `None` is returned for an id without "/", as some old ones are, that is not there.
 
     Raises:
         UserError: An id with a "/" is not in the cache, or is none, or only other revisions are in

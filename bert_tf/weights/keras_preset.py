@@ -17,8 +17,8 @@ from bert_tf.weights import h5_file
 from bert_tf.weights.name_map import StoredModel
 
 IGNORED = r".*seed_generator.*|(task/)?(optimizer|_optimizer)/.*|task/backbone/.*"
-_WEIGHTS, _TASK_WEIGHTS = "model.weights.h5", "task.weights.h5"
-_VOCABULARY = pathlib.PurePath("assets", "tokenizer", "vocabulary.txt")
+WEIGHTS, TASK_WEIGHTS = "model.weights.h5", "task.weights.h5"
+VOCABULARY = pathlib.PurePath("assets", "tokenizer", "vocabulary.txt")
 # Names of layers in files of earlier versions.
 _FORMER = {
     "_layer_checkpoint_dependencies/": "layers/",
@@ -27,25 +27,27 @@ _FORMER = {
 }
 # keras-nlp counts bytes. The two differ for words with non-ASCII characters only.
 MAX_INPUT_CHARS_PER_WORD = 100
+# Sizes in the configuration of a backbone, by field of `BertConfig`.
+BACKBONE_KEYS = {
+    "vocab_size": "vocabulary_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "hidden_size": "hidden_dim",
+    "intermediate_size": "intermediate_dim",
+}
 _CLASSIFIERS = ("BertTextClassifier", "BertClassifier")  # The second before keras-nlp 0.14.
 
 
 def is_directory_of(path: pathlib.Path) -> bool:
     """Return True if the directory holds a keras-nlp preset."""
-    return (path / _WEIGHTS).is_file() and (path / "config.json").is_file()
+    return (path / WEIGHTS).is_file() and (path / "config.json").is_file()
 
 
 def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | None:
-    """Read configuration and vocabulary without the weights.
+    """Read configuration and vocabulary without the weights; `None` for the name of a preset.
 
     The backbone's GELU is the tanh form. Unlike here, its tokenizer keeps accents even in uncased
     presets. The weights are Google's, trained without accents, so accents follow the case here.
-
-    Args:
-        preset: Directory, or the name of a published preset.
-
-    Returns:
-        Tuple of both, or `None` for a name, since only keras-nlp can read it.
 
     Raises:
         UserError: A file is missing or invalid, or it is not a BERT backbone.
@@ -64,11 +66,10 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
     dropout = backbone.get("dropout", 0.1)
     config = BertConfig.from_dict(
         {
-            "vocab_size": field(backbone, "vocabulary_size", int, str(path)),
-            "hidden_size": field(backbone, "hidden_dim", int, str(path)),
-            "num_hidden_layers": field(backbone, "num_layers", int, str(path)),
-            "num_attention_heads": field(backbone, "num_heads", int, str(path)),
-            "intermediate_size": field(backbone, "intermediate_dim", int, str(path)),
+            **{
+                ours: field(backbone, theirs, int, str(path))
+                for ours, theirs in BACKBONE_KEYS.items()
+            },
             "hidden_act": "gelu_new",
             "hidden_dropout_prob": dropout,
             "attention_probs_dropout_prob": dropout,
@@ -79,20 +80,16 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
         },
         where=str(path),
     )
-    vocabulary = Vocabulary.load(preset / _VOCABULARY)
-    vocabulary.check_size(config.vocab_size, where=str(preset / _VOCABULARY))
+    vocabulary = Vocabulary.load(preset / VOCABULARY)
+    vocabulary.check_size(config.vocab_size, where=str(preset / VOCABULARY))
     return config, vocabulary
 
 
 def read(preset: pathlib.Path | str) -> StoredModel:
-    """Read a preset, with the head of its task if it has one.
-
-    Args:
-        preset: Directory, or the name of a published preset.
+    """Read a preset, a directory or the name of a published one, with the head of its task if any.
 
     Raises:
-        UserError: A file is missing or invalid, keras-nlp cannot load the name, or it is not a BERT
-            backbone.
+        UserError: A file is invalid, keras-nlp cannot load the name, or it is not a BERT backbone.
     """
     if isinstance(preset, str):
         with tempfile.TemporaryDirectory() as directory:
@@ -100,17 +97,17 @@ def read(preset: pathlib.Path | str) -> StoredModel:
             return read(pathlib.Path(directory))._replace(where=preset)
     found = read_config(preset)
     assert found is not None  # Since this is a directory.
-    tensors = _read_tensors(preset / _WEIGHTS)
+    tensors = _read_tensors(preset / WEIGHTS)
     values: dict[str, Any] = {}
-    if (preset / _TASK_WEIGHTS).is_file():
-        head = _read_tensors(preset / _TASK_WEIGHTS)
+    if (preset / TASK_WEIGHTS).is_file():
+        head = _read_tensors(preset / TASK_WEIGHTS)
         tensors |= {f"task/{name}": array for name, array in head.items()}
         if read_json_object(preset / "task.json").get("class_name") in _CLASSIFIERS:
             # The names of the labels are not in the preset.
             count = np.size(head.get("layers/dense/vars/1", ()))
             labels = {str(number): str(number) for number in range(count)}
             values = {"architectures": ["BertForSequenceClassification"], "id2label": labels}
-    return StoredModel(*found, tensors, "keras", IGNORED, str(preset / _WEIGHTS), values)
+    return StoredModel(*found, tensors, "keras", IGNORED, str(preset / WEIGHTS), values)
 
 
 def _read_tensors(path):

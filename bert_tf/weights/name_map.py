@@ -23,7 +23,7 @@ COMPONENTS = ("bert", *HEADS)  # Of a pretraining model.
 # Heads of fine-tuned models. Both are "classifier/kernel" and "classifier/bias" here.
 CLASSIFIERS = ("classifier", "span_classifier")
 # Models at Hugging Face whose head uses the pooler.
-_WITH_POOLER = frozenset(
+WITH_POOLER = frozenset(
     f"BertFor{name}"
     for name in (
         *("PreTraining", "NextSentencePrediction", "SequenceClassification", "MultipleChoice"),
@@ -32,7 +32,7 @@ _WITH_POOLER = frozenset(
 
 
 class Names(NamedTuple):
-    """Names of one weight.
+    """Names and shape of one weight.
 
     Attributes:
         ours: Name in this package, such as "bert/layer_0/output/kernel".
@@ -40,12 +40,14 @@ class Names(NamedTuple):
         huggingface: Name in model.safetensors, without the prefix "bert.".
         keras: Path in the model.weights.h5 of a keras-nlp preset; with the prefix "task/" in its
             task.weights.h5; `None` for weights that presets do not have.
+        shape: Shape here; kernels are `(in, out)`.
     """
 
     ours: str
     google: str
     huggingface: str
     keras: str | None
+    shape: tuple[int, ...]
 
 
 class StoredModel(NamedTuple):
@@ -77,167 +79,153 @@ _QUANTIZED = re.compile(
     r"(qweight|qzeros|\.scales|_scale|zero_point|absmax|quant_map|SCB)$|quant_state"
 )
 
-# Names of each layer: ours, Google's and keras-nlp's. Hugging Face's are derived from Google's.
-_TABLES = (
-    ("embeddings/word_embeddings", "embeddings/word_embeddings", "reversible_embedding"),
-    ("embeddings/position_embeddings", "embeddings/position_embeddings", "position_embedding"),
-    ("embeddings/token_type_embeddings", "embeddings/token_type_embeddings", "embedding"),
-)
+
+def _dense(ours, google, keras, shape):
+    """Return the rows of a kernel and a bias."""
+    return (
+        (f"{ours}/kernel", f"{google}/kernel", f"{keras}/vars/0", shape),
+        (f"{ours}/bias", f"{google}/bias", f"{keras}/vars/1", shape[-1]),
+    )
+
+
+def _norm(ours, google, keras):
+    """Return the rows of a LayerNorm."""
+    return (
+        (f"{ours}/gamma", f"{google}/gamma", f"{keras}/vars/0", "H"),
+        (f"{ours}/beta", f"{google}/beta", f"{keras}/vars/1", "H"),
+    )
+
+
+# Each weight: ours, Google's and keras-nlp's name, and its shape. Letters of shapes: V entries, P
+# positions, S segments, H hidden size, F feed-forward size, C outputs of a classifier. Hugging
+# Face's names are derived from Google's.
 _OUTSIDE_LAYERS = (
-    ("embeddings/LayerNorm", "embeddings/LayerNorm", "layer_normalization"),
-    ("pooler", "pooler/dense", "dense"),
+    *(
+        (f"embeddings/{name}", f"embeddings/{name}", f"{keras}/vars/0", shape)
+        for name, keras, shape in (
+            ("word_embeddings", "reversible_embedding", "VH"),
+            ("position_embeddings", "position_embedding", "PH"),
+            ("token_type_embeddings", "embedding", "SH"),
+        )
+    ),
+    *_norm("embeddings/LayerNorm", "embeddings/LayerNorm", "layer_normalization"),
+    *_dense("pooler", "pooler/dense", "dense", "HH"),
 )
 _IN_A_LAYER = (
-    ("attention/query", "attention/self/query", "_self_attention_layer/query_dense"),
-    ("attention/key", "attention/self/key", "_self_attention_layer/key_dense"),
-    ("attention/value", "attention/self/value", "_self_attention_layer/value_dense"),
-    ("attention/output", "attention/output/dense", "_self_attention_layer/output_dense"),
-    ("attention_norm", "attention/output/LayerNorm", "_self_attention_layer_norm"),
-    ("intermediate", "intermediate/dense", "_feedforward_intermediate_dense"),
-    ("output", "output/dense", "_feedforward_output_dense"),
-    ("output_norm", "output/LayerNorm", "_feedforward_layer_norm"),
+    *(
+        row
+        for name in ("query", "key", "value")
+        for row in _dense(
+            f"attention/{name}",
+            f"attention/self/{name}",
+            f"_self_attention_layer/{name}_dense",
+            "HH",
+        )
+    ),
+    *_dense(
+        "attention/output", "attention/output/dense", "_self_attention_layer/output_dense", "HH"
+    ),
+    *_norm("attention_norm", "attention/output/LayerNorm", "_self_attention_layer_norm"),
+    *_dense("intermediate", "intermediate/dense", "_feedforward_intermediate_dense", "HF"),
+    *_dense("output", "output/dense", "_feedforward_output_dense", "FH"),
+    *_norm("output_norm", "output/LayerNorm", "_feedforward_layer_norm"),
 )
-# Names of each head's weights: ours, Google's and keras-nlp's.
 _HEADS = {
     "masked_lm": (
-        (
-            "masked_lm/transform/kernel",
-            "cls/predictions/transform/dense/kernel",
-            "masked_lm_head/_intermediate_dense/vars/0",
+        *_dense(
+            "masked_lm/transform",
+            "cls/predictions/transform/dense",
+            "masked_lm_head/_intermediate_dense",
+            "HH",
         ),
-        (
-            "masked_lm/transform/bias",
-            "cls/predictions/transform/dense/bias",
-            "masked_lm_head/_intermediate_dense/vars/1",
+        *_norm(
+            "masked_lm/LayerNorm",
+            "cls/predictions/transform/LayerNorm",
+            "masked_lm_head/_intermediate_layer_norm",
         ),
-        (
-            "masked_lm/LayerNorm/gamma",
-            "cls/predictions/transform/LayerNorm/gamma",
-            "masked_lm_head/_intermediate_layer_norm/vars/0",
-        ),
-        (
-            "masked_lm/LayerNorm/beta",
-            "cls/predictions/transform/LayerNorm/beta",
-            "masked_lm_head/_intermediate_layer_norm/vars/1",
-        ),
-        ("masked_lm/output_bias", "cls/predictions/output_bias", "masked_lm_head/vars/0"),
+        ("masked_lm/output_bias", "cls/predictions/output_bias", "masked_lm_head/vars/0", "V"),
     ),
     "next_sentence": (
-        ("next_sentence/output_weights", "cls/seq_relationship/output_weights", None),
-        ("next_sentence/output_bias", "cls/seq_relationship/output_bias", None),
+        ("next_sentence/output_weights", "cls/seq_relationship/output_weights", None, "2H"),
+        ("next_sentence/output_bias", "cls/seq_relationship/output_bias", None, "2"),
     ),
     "classifier": (
-        ("classifier/kernel", "output_weights", "dense/vars/0"),
-        ("classifier/bias", "output_bias", "dense/vars/1"),
+        ("classifier/kernel", "output_weights", "dense/vars/0", "HC"),
+        ("classifier/bias", "output_bias", "dense/vars/1", "C"),
     ),
     "span_classifier": (
-        ("classifier/kernel", "cls/squad/output_weights", None),
-        ("classifier/bias", "cls/squad/output_bias", None),
+        ("classifier/kernel", "cls/squad/output_weights", None, "HC"),
+        ("classifier/bias", "cls/squad/output_bias", None, "C"),
     ),
 }
 # Owners of the heads at Hugging Face whose names differ from Google's.
 _HUGGINGFACE_OWNERS = {"classifier": ["classifier"], "span_classifier": ["qa_outputs"]}
 _HUGGINGFACE = {
-    "kernel": "weight",
-    "bias": "bias",
-    "gamma": "weight",
-    "beta": "bias",
-    "output_weights": "weight",
-    "output_bias": "bias",
+    "kernel": ["weight"],
+    "bias": ["bias"],
+    "gamma": ["weight"],
+    "beta": ["bias"],
+    "output_weights": ["weight"],
+    "output_bias": ["bias"],
 }
 
 
-def table(config: BertConfig, part: str = "bert") -> list[Names]:
-    """Return the names of all weights of a component.
+def table(config: BertConfig, part: str = "bert", units: int = 2) -> list[Names]:
+    """Return all weights of a component.
 
     Args:
-        config: Determines the number of layers.
+        config: Determines the number of layers and the sizes.
         part: "bert", or one of `HEADS` and `CLASSIFIERS`.
+        units: Outputs of a classifier.
     """
+    sizes = {
+        "V": config.vocab_size,
+        "P": config.max_position_embeddings,
+        "S": config.type_vocab_size,
+        "H": config.hidden_size,
+        "F": config.intermediate_size,
+        "C": units,
+        "2": 2,
+    }
     if part in _HEADS:
-        return [
-            Names(
-                ours,
-                google,
-                _huggingface(google, _HUGGINGFACE_OWNERS.get(part)),
-                keras and f"task/layers/{keras}",
-            )
-            for ours, google, keras in _HEADS[part]
-        ]
-    rows = [
-        Names(
-            f"bert/{ours}",
-            f"bert/{google}",
-            google.replace("/", ".") + ".weight",
-            f"layers/{keras}/vars/0",
-        )
-        for ours, google, keras in _TABLES
-    ]
-    parts = list(_OUTSIDE_LAYERS)
-    for layer in range(config.num_hidden_layers):
-        block = f"transformer_encoder_{layer}" if layer else "transformer_encoder"
-        parts += [
-            (f"layer_{layer}/{ours}", f"encoder/layer_{layer}/{google}", f"{block}/{keras}")
-            for ours, google, keras in _IN_A_LAYER
-        ]
-    for ours, google, keras in parts:
-        kinds = ("gamma", "beta") if google.endswith("LayerNorm") else ("kernel", "bias")
-        for number, kind in enumerate(kinds):
-            rows.append(
-                Names(
-                    f"bert/{ours}/{kind}",
-                    f"bert/{google}/{kind}",
-                    _huggingface(f"{google}/{kind}"),
-                    f"layers/{keras}/vars/{number}",
+        rows, prefix, keras_prefix = list(_HEADS[part]), "", "task/layers/"
+    else:
+        rows, prefix, keras_prefix = list(_OUTSIDE_LAYERS), "bert/", "layers/"
+        for number in range(config.num_hidden_layers):
+            block = f"transformer_encoder_{number}" if number else "transformer_encoder"
+            rows += [
+                (
+                    f"layer_{number}/{ours}",
+                    f"encoder/layer_{number}/{google}",
+                    f"{block}/{keras}",
+                    of,
                 )
-            )
-    return rows
+                for ours, google, keras, of in _IN_A_LAYER
+            ]
+    return [
+        Names(
+            prefix + ours,
+            prefix + google,
+            _huggingface(google, _HUGGINGFACE_OWNERS.get(part)),
+            keras and keras_prefix + keras,
+            tuple(sizes[letter] for letter in shape),
+        )
+        for ours, google, keras, shape in rows
+    ]
 
 
 def _huggingface(google, owners=None):
     """Derive the Hugging Face name of a weight from Google's, unless its owners differ."""
     *google_owners, kind = google.replace("layer_", "layer.").split("/")
-    return ".".join([*(owners or google_owners), _HUGGINGFACE[kind]])
+    # A table is the weight of a layer with its name.
+    return ".".join([*(owners or google_owners), *_HUGGINGFACE.get(kind, [kind, "weight"])])
 
 
 def weight_shapes(
     config: BertConfig, part: str = "bert", units: int = 2
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a component, by our names.
-
-    Args:
-        config: Determines the sizes.
-        part: "bert", or one of `HEADS` and `CLASSIFIERS`.
-        units: Outputs of a classifier.
-
-    Returns:
-        Dict from names to shapes; kernels are `(in, out)`.
-    """
-    hidden, inner = config.hidden_size, config.intermediate_size
-    tables = {
-        "word_embeddings": config.vocab_size,
-        "position_embeddings": config.max_position_embeddings,
-        "token_type_embeddings": config.type_vocab_size,
-    }
-    result: dict[str, tuple[int, ...]] = {}
-    for row in table(config, part):
-        *_, owner, kind = row.ours.split("/")
-        if kind in tables:
-            result[row.ours] = (tables[kind], hidden)
-        elif owner == "classifier":
-            result[row.ours] = (hidden, units) if kind == "kernel" else (units,)
-        elif owner == "intermediate":
-            result[row.ours] = (hidden, inner) if kind == "kernel" else (inner,)
-        elif kind == "kernel":
-            is_feed_forward = "/attention/" not in row.ours and owner == "output"
-            result[row.ours] = (inner if is_feed_forward else hidden, hidden)
-        elif kind == "output_weights":
-            result[row.ours] = (2, hidden)
-        elif kind == "output_bias":
-            result[row.ours] = (config.vocab_size if owner == "masked_lm" else 2,)
-        else:
-            result[row.ours] = (hidden,)
-    return result
+    """Return the shape of each weight of a component by our names; arguments as of `table`."""
+    return {row.ours: row.shape for row in table(config, part, units)}
 
 
 def pooler_names(config: BertConfig) -> set[str]:
@@ -256,28 +244,24 @@ def export_tensors(
         weights: Arrays by our names. A pooler that is missing is left out.
         parts: Components to export: "bert", and any of `HEADS` and `CLASSIFIERS`.
 
-    Returns:
-        Dict from names to contiguous float32 arrays.
-
     Raises:
         UserError: The format has no name for a weight, or a weight is missing or of the wrong
             shape.
     """
     result = {}
     optional = pooler_names(config)
+    units = np.size(weights.get("classifier/bias", ()))
     for part in parts:
-        units = np.size(weights.get("classifier/bias", ()))
-        shapes = weight_shapes(config, part, units)
-        for row in table(config, part):
+        for row in table(config, part, units):
             if row.ours in optional and optional.isdisjoint(weights):
                 continue
             theirs = getattr(row, column)
             if theirs is None:
                 raise UserError(f"{column}: has no {part} head; expected a model without it")
-            if row.ours not in weights or weights[row.ours].shape != shapes[row.ours]:
+            if row.ours not in weights or weights[row.ours].shape != row.shape:
                 found = weights[row.ours].shape if row.ours in weights else "none"
                 raise UserError(
-                    f"{row.ours}: expected an array of shape {shapes[row.ours]}, received {found}"
+                    f"{row.ours}: expected an array of shape {row.shape}, received {found}"
                 )
             array = weights[row.ours].T if _is_transposed(column, row.ours) else weights[row.ours]
             if column == "keras":
@@ -330,7 +314,7 @@ def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
             f"{where}: {len(left_over)} unknown tensors, the first {left_over[0]:.200}; "
             f"{_remedy(left_over, config, next(iter(columns['bert'])))}"
         )
-    if column == "huggingface" and not _WITH_POOLER & set(architectures(values)):
+    if column == "huggingface" and not WITH_POOLER & set(architectures(values)):
         pooler = {theirs for theirs, name in columns["bert"].items() if "/pooler/" in name}
         if pooler.isdisjoint(tensors):
             columns["bert"] = {k: v for k, v in columns["bert"].items() if k not in pooler}

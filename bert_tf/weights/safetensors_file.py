@@ -12,17 +12,11 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Read all tensors of a .safetensors file.
+    """Read all tensors of a local .safetensors file; floating-point tensors become float32.
 
     The library checks shapes, offsets and the size of the file before it allocates a tensor.
     Tensors are read and converted one by one, so memory holds the result and a single unconverted
     tensor.
-
-    Args:
-        path: Local file.
-
-    Returns:
-        Dict from tensor names to arrays; floating-point tensors become float32.
 
     Raises:
         UserError: The file is damaged or has a tensor of an unsupported dtype.

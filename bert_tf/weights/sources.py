@@ -67,6 +67,14 @@ class PretrainedWeights:
         return self._heads_in(self.weights)
 
     @property
+    def saved_weights(self) -> dict[str, np.ndarray]:
+        """The weights that `save` writes: the model of a task has no pretraining heads."""
+        unused = name_map.HEADS if self.task else ()
+        return {
+            name: array for name, array in self.weights.items() if name.split("/")[0] not in unused
+        }
+
+    @property
     def origin(self) -> str:
         """Return the source and its unused tensors, as text."""
         return self._origin(self.unused_tensors)
@@ -89,9 +97,7 @@ class PretrainedWeights:
     ) -> None:
         """Assign the encoder, and the pretraining heads that the model has too, to its variables.
 
-        Args:
-            model: Model of the same configuration, or an `Encoder`.
-            head: Arrays of `head_for` for the model's task; by default its head is not assigned.
+        `head` are arrays of `head_for` for the model's task; by default its head is not assigned.
 
         Raises:
             UserError: A shape differs.
@@ -107,14 +113,10 @@ class PretrainedWeights:
     def head_for(
         self, task: Mapping[str, Any], keep: bool | None = None
     ) -> dict[str, np.ndarray] | None:
-        """Return the source's head for a task.
+        """Return the source's head for a task, as in task.json, or `None` for a new head.
 
-        Args:
-            task: The task as in task.json. Its labels may have another order than the source's.
-            keep: Whether to keep the head; `None` keeps it if task type and labels match.
-
-        Returns:
-            Arrays by our names, or `None` for a new head.
+        The labels may have another order than the source's. `keep` is whether to keep the head; by
+        default it is kept if task type and labels match.
 
         Raises:
             UserError: `keep` is true and there is no head for this task.
@@ -131,27 +133,11 @@ class PretrainedWeights:
             raise UserError(f"{self.origin}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> Run:
-        """Write the weights to a new run directory, as its checkpoint of step 0.
-
-        Args:
-            path: Directory to create.
-
-        Returns:
-            The run, open.
-        """
+        """Write the weights to a new run directory, as its checkpoint of step 0; return the run."""
         with Run.writing(path):
             train = {"origin": self.origin}
             run = Run.create(path, self.config, self.vocabulary, train, self.task)
-            # The model of a task has no pretraining heads.
-            unused = name_map.HEADS if self.task else ()
-            run.checkpoints.save(
-                0,
-                {
-                    name: array
-                    for name, array in self.weights.items()
-                    if name.split("/")[0] not in unused
-                },
-            )
+            run.checkpoints.save(0, self.saved_weights)
         return run
 
     def _heads_in(self, there):
@@ -207,15 +193,16 @@ def read_pretrained(
     return dataclasses.replace(pretrained, config=config)
 
 
+def read_stored(path: str | os.PathLike[str]) -> StoredModel:
+    """Read a model that is no run, with the names of its format."""
+    reader, where, _ = _reader_of(path)
+    return reader.read(where)
+
+
 def check(
     path: str | os.PathLike[str], config_file: str | None = None, vocab_file: str | None = None
 ) -> BertConfig | None:
-    """Check for a model at a path without reading its weights.
-
-    Args:
-        path: As for `read_pretrained`.
-        config_file: As for `read_pretrained`.
-        vocab_file: As for `read_pretrained`.
+    """Check for a model at a path without reading its weights; arguments as of `read_pretrained`.
 
     Returns:
         `BertConfig`, or `None` if only TensorFlow can read it (remote paths, published keras-nlp

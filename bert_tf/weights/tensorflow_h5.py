@@ -31,10 +31,7 @@ _KINDS = {
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Read all tensors of a tf_model.h5, as `to_pytorch` returns them.
-
-    Args:
-        path: Local file.
+    """Read all tensors of a local tf_model.h5, as `to_pytorch` returns them.
 
     Raises:
         UserError: As `to_pytorch`, or the file is damaged, or a tensor is not stored as plain
@@ -48,12 +45,7 @@ def to_pytorch(
 ) -> dict[str, np.ndarray]:
     """Convert the tensors of a TensorFlow model to PyTorch's names and orientation.
 
-    Args:
-        tensors: Arrays by the names of TensorFlow, such as "bert/pooler/dense/kernel:0".
-        path: The file, for error messages.
-
-    Returns:
-        Dict from names without the prefix "bert." to float32 arrays.
+    Names such as "bert/pooler/dense/kernel:0" become those of Hugging Face without "bert.".
 
     Raises:
         UserError: There is a tensor of an unknown layer, or a tensor twice with different values.

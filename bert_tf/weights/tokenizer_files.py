@@ -15,25 +15,22 @@ from bert_tf.text.vocabulary import SPECIALS, Vocabulary, placeholder
 
 _BERT_CLASSES = ("BertTokenizer", "BertTokenizerFast")
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Settings of tokenizer_config.json and special_tokens_map.json, accepted only with the values that
-# we implement.
+# Key of each special token in tokenizer_config.json and special_tokens_map.json.
+SPECIAL_TOKENS = {f"{name.strip('[]').lower()}_token": name for name in SPECIALS}
+# Settings of these files, accepted only with the values that we implement.
 _REQUIRED_SETTINGS = {
     "auto_map": {},
     "clean_text": True,
-    "cls_token": "[CLS]",
     "do_basic_tokenize": True,
     "do_subword_tokenize": True,
-    "mask_token": "[MASK]",
     "never_split": [],
-    "pad_token": "[PAD]",
-    "sep_token": "[SEP]",
     "tokenize_chinese_chars": True,
     "truncation_side": "right",
-    "unk_token": "[UNK]",
     "wordpieces_prefix": "##",
+    **SPECIAL_TOKENS,
 }
 # Parts of tokenizer.json and the values that we implement; some are absent from old files.
-_REQUIRED_PARTS = {
+REQUIRED_PARTS: dict[str, dict[str, Any]] = {
     "normalizer": {"type": "BertNormalizer", "clean_text": True},
     "pre_tokenizer": {"type": "BertPreTokenizer"},
     "model": {
@@ -42,7 +39,11 @@ _REQUIRED_PARTS = {
         "continuing_subword_prefix": "##",
     },
 }
-_MAX_INPUT_CHARS_PER_WORD = 100  # Of transformers and of old files that do not say it.
+# Names and segments of what a sequence consists of, in its post-processor.
+SINGLE = (("[CLS]", 0), ("A", 0), ("[SEP]", 0))
+PAIR = (*SINGLE, ("B", 1), ("[SEP]", 1))
+# Of BertTokenizer of transformers, whatever files say, and of old files that do not say it.
+MAX_INPUT_CHARS_PER_WORD = 100
 
 
 class TokenizerSettings(NamedTuple):
@@ -64,9 +65,7 @@ class TokenizerSettings(NamedTuple):
 def read(directory: pathlib.Path, vocab_size: int) -> TokenizerSettings:
     """Read the tokenizer of a model.
 
-    Args:
-        directory: Directory of the model.
-        vocab_size: Rows of the word embeddings. Rows without an entry get a placeholder.
+    Rows of the word embeddings, `vocab_size` in number, without an entry get a placeholder.
 
     Raises:
         UserError: A file is missing or invalid, or a setting is not supported.
@@ -92,7 +91,7 @@ def read(directory: pathlib.Path, vocab_size: int) -> TokenizerSettings:
     else:
         raise UserError(f"{text_path}: no such file; expected vocab.txt or tokenizer.json")
     _check_added_tokens(directory, settings, values, vocabulary)
-    limit = values.get("model", {}).get("max_input_chars_per_word", _MAX_INPUT_CHARS_PER_WORD)
+    limit = values.get("model", {}).get("max_input_chars_per_word", MAX_INPUT_CHARS_PER_WORD)
     lower, strips = _case(directory, settings, values, vocabulary)
     return TokenizerSettings(vocabulary, lower, strips, limit)
 
@@ -123,7 +122,7 @@ def _settings(directory):
 
 def _check_parts(values, path):
     """Check that tokenizer.json describes BERT's tokenizer."""
-    for part, expected in _REQUIRED_PARTS.items():
+    for part, expected in REQUIRED_PARTS.items():
         found = field(values, part, dict, path)
         for name, value in expected.items():
             if found.get(name, value) != value:
@@ -136,7 +135,6 @@ def _check_parts(values, path):
 def _check_post_processor(values, path):
     """Check that [CLS] A [SEP] B [SEP] is put together as usual, with segments 0 and 1."""
     processor = field(values, "post_processor", dict, path)
-    single = [("[CLS]", 0), ("A", 0), ("[SEP]", 0)]
     if processor.get("type") == "BertProcessing":
         is_usual = all(
             isinstance(pair, list) and pair[:1] == [special]
@@ -145,8 +143,8 @@ def _check_post_processor(values, path):
     else:
         is_usual = (
             processor.get("type") == "TemplateProcessing"
-            and _pieces(processor.get("single")) == single
-            and _pieces(processor.get("pair")) == [*single, ("B", 1), ("[SEP]", 1)]
+            and _pieces(processor.get("single")) == SINGLE
+            and _pieces(processor.get("pair")) == PAIR
         )
     if not is_usual:
         raise UserError(
@@ -159,7 +157,7 @@ def _pieces(template):
     """Return (name, segment) of each piece of a template, or `None` if it is malformed."""
     try:
         pieces = [next(iter(piece.values())) for piece in template]
-        return [(piece["id"], piece["type_id"]) for piece in pieces]
+        return tuple((piece["id"], piece["type_id"]) for piece in pieces)
     except (AttributeError, KeyError, StopIteration, TypeError):
         return None
 
@@ -198,11 +196,7 @@ def _check_equal(vocabulary, other, path):
 
 
 def _check_added_tokens(directory, settings, values, vocabulary):
-    """Check that no tokens but the five special ones are matched inside of text.
-
-    Raises:
-        UserError: There are other tokens, or one of the five has another id than its entry.
-    """
+    """Raise UserError if tokens but the five special ones, with their ids, are matched in text."""
     try:
         tokens = list(_added_tokens(directory, settings, values))
     except UserError:

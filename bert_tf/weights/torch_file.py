@@ -101,11 +101,7 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (
 
 
 class _Interpreter:
-    """Interpreter of the pickles in a file.
-
-    Attributes:
-        storages: Storages by key, as far as the pickles have referred to them.
-    """
+    """Interpreter of the pickles in a file, and the storages that they refer to, by key."""
 
     def __init__(self) -> None:
         self.storages: dict[str, _Storage] = {}
@@ -113,9 +109,7 @@ class _Interpreter:
     def run(self, stream: BinaryIO) -> Any:
         """Return the value of the pickle at the position of a stream.
 
-        Raises:
-            ValueError, LookupError, TypeError: The pickle is malformed, or it contains an
-                operation or a name that is not allowed.
+        Raise ValueError, LookupError or TypeError if anything in it is malformed or not allowed.
         """
         stack: list[Any] = []
         marks: list[int] = []
@@ -202,13 +196,7 @@ def _top(stack, kind):
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Read all tensors of a pytorch_model.bin.
-
-    Args:
-        path: Local file.
-
-    Returns:
-        Dict from tensor names to arrays; floating-point tensors become float32.
+    """Read all tensors of a local pytorch_model.bin; floating-point tensors become float32.
 
     Raises:
         UserError: The file is damaged, or contains anything but a dict of tensors.

@@ -36,8 +36,8 @@ def check(
     Raises:
         UserError: If a row is bad, or the metric drops by more than `max_drop`.
     """
-    encoded = model.encode(model.task.reader.load_examples(dev))
-    name, strategy = model.task.postprocessor.best_metric, tf.distribute.get_strategy()
+    encoded = model.encode(model.task.load_examples(dev))
+    name, strategy = model.task.best_metric, tf.distribute.get_strategy()
     trained, served = (
         Evaluator(model.task, network, strategy, log=log).metrics(encoded)[name]
         for network in (model.network, pipeline.model)

@@ -15,7 +15,7 @@ from export.clients.client import ModelClient
 from export.clients.signatures import Signature, Tensor
 from export.litert.archive import Contents, check_runtime
 from export.litert.conversion import INPUTS
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.data.examples import as_tensor
 from tasks.data.readers.memory import jsonable
 from tasks.graph.pipeline import Pipeline

@@ -78,7 +78,7 @@ def model_card(
         "MODEL_CARD.md",
         name=name,
         task=model.task.to_dict(),
-        description=model.task.postprocessor.description,
+        description=model.task.description,
         # Fields that predictions depend on, in addition to weights and vocabulary.
         fields={
             field.name: field.metadata["description"]

@@ -64,15 +64,9 @@ def decide_one(
 def decide_each(
     logits_BC: tf.Tensor, temperature: float = 1.0, thresholds_C: Sequence[float] | float = 0.5
 ) -> Decision:
-    """Select each label whose probability reaches its threshold.
+    """Select each label whose probability, of its own sigmoid logit, reaches its threshold.
 
-    Args:
-        logits_BC: One sigmoid logit per label.
-        temperature: Divisor of the logits.
-        thresholds_C: One threshold per label, or one for all.
-
-    Returns:
-        Decision whose `label` is the most probable one, even if it is not selected.
+    The `label` of the decision is the most probable one, even if it is not selected.
     """
     probabilities_BC = tf.sigmoid(tf.cast(logits_BC, tf.float32) / temperature)
     label_B = tf.argmax(probabilities_BC, axis=-1, output_type=tf.int32)

@@ -35,17 +35,9 @@ def check_rows(
 
 
 def check_run(path: str, checkpoint: str | None = None) -> Run | None:
-    """Open a run and check that it has a checkpoint.
+    """Return a run that has a checkpoint of a name, or any; `None` for a remote path.
 
-    Args:
-        path: Run directory.
-        checkpoint: Name of a checkpoint directory; None for the best or latest.
-
-    Returns:
-        The run, or None for a remote path, which cannot be read without TensorFlow.
-
-    Raises:
-        UserError: The directory is not a run, or the checkpoint does not exist.
+    A remote path cannot be read without TensorFlow. Raises UserError if there is none.
     """
     if files.is_remote(path):
         return None

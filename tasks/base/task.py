@@ -1,11 +1,10 @@
-"""The base classes of all task types: `Task`, and its `Reader` and `Postprocessor`.
+"""The base class of all task types.
 
-A task type is a module and an entry in tasks/base/task_types.py. The module defines a `Task`, whose
-fields are saved, and what acts on it: a `Reader` from rows to examples, a `Postprocessor` from
-outputs to predictions and metrics, and a `TaskModel`. The `Preprocessor` from strings to token ids
-is the same layer for all task types; it calls `Task.encode`.
+A task type is a module and an entry in tasks/base/task_types.py. The module defines a `Task`, which
+knows all that distinguishes it: how rows become examples, examples batches, and outputs predictions
+and metrics; and a `TaskModel`, its Keras model. The fields of a task are saved in task.json.
 
-Shape suffixes: N examples, W windows (token sequences made of the examples).
+Shape suffixes: N examples, W windows (token sequences made of the examples), B rows of a batch.
 """
 
 from __future__ import annotations
@@ -15,13 +14,26 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
+import keras
 import numpy as np
+import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
-from tasks.base.task_types import row_reader
-from tasks.data.examples import Examples
+from bert_tf.storage.strict_json import field
+from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
+from tasks.base.plots import Plot
+from tasks.base.task_types import (
+    TASK_TYPES,
+    UNLABELLED_TASK_TYPES,
+    imported,
+    row_reader,
+    task_type,
+)
+from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import columns_of
 from tasks.data.readers.rows import (
     BadRow,
@@ -31,401 +43,10 @@ from tasks.data.readers.rows import (
     Source,
     raise_bad_rows,
 )
+from tasks.data.windows import Windows
 
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-
-    from bert_tf.config import BertConfig
-    from bert_tf.text.tokenizer import Tokens
-    from bert_tf.text.vocabulary import Vocabulary
-    from tasks.base.plots import Plot
-    from tasks.data.examples import Arrays, EncodedExamples, Tensors
-    from tasks.data.windows import Windows
-
-TaskT = TypeVar("TaskT", bound="Task")
-
-
-def described(description: str, default: Any = dataclasses.MISSING) -> Any:
-    """Return a dataclass field that predictions depend on, with its meaning for people."""
-    return dataclasses.field(default=default, metadata={"description": description})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Task(abc.ABC):
-    """Base class of fine-tuning tasks.
-
-    Its fields are saved in task.json. Every subclass defines `kind`, `reader_class`,
-    `postprocessor_class` and the abstract members. One that is trained also defines `losses`,
-    `from_data` and `targets`, and its postprocessor `best_metric` and `metrics`. A sample is the
-    unit of a batch: a window or, in multiple choice, an example with all its choices.
-    """
-
-    max_seq_length: int = described("maximum tokens per window")
-
-    kind: ClassVar[str]  # Name of the task type.
-    reader_class: ClassVar[type[Reader[Any]]]
-    postprocessor_class: ClassVar[type[Postprocessor[Any]]]
-    input_descriptions: ClassVar[Mapping[str, str]] = {
-        "text": "text",
-        "text_a": "first text of the pair",
-        "text_b": "second text of the pair",
-    }
-    predicts_untuned = True  # Whether it can predict while the tunable fields are None.
-    # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
-    tunes_without_request = False
-    # {input name: 2} of inputs of shape (N, C); all others are (N,).
-    INPUT_RANKS: ClassVar[Mapping[str, int]] = {}
-    has_windows = False  # Whether an example may become several windows, with outputs per token.
-    trains_on_vectors = False  # Whether the encoder is frozen and run once (FeatureExamples).
-    accuracies: ClassVar[tuple[str, ...]] = ()  # Outputs whose accuracy `fit` reports.
-    needs_offsets = False  # Whether predictions refer to characters of the text.
-    # Ends the log line about the rows that `select_training_examples` drops.
-    unused = "not used for training"
-
-    @property
-    def reader(self) -> Reader[Any]:
-        """The reader of the task's rows."""
-        return self.reader_class(self)
-
-    @property
-    def postprocessor(self) -> Postprocessor[Any]:
-        """The postprocessor of the outputs of the task's model."""
-        return self.postprocessor_class(self)
-
-    @property
-    @abc.abstractmethod
-    def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs of a served request."""
-
-    @property
-    def can_stream(self) -> bool:
-        """Whether `targets` need no windows, so that `fit` reads datasets batch by batch."""
-        return False
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether each example has one of `labels`, as class_weight requires."""
-        return False
-
-    @property
-    def losses(self) -> Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
-        """Functions from (labels, output) to one loss per element, by the name of the output."""
-        raise NotImplementedError
-
-    @property
-    def soft_losses(self) -> Mapping[str, Callable[..., tf.Tensor]]:
-        """Functions from (teacher's output, output, temperature) to one loss per element.
-
-        By the name of the output, for distillation. A task without them has no teacher.
-        """
-        return {}
-
-    @property
-    def tunable_fields(self) -> tuple[str, ...]:
-        """Fields that are tuned after training, on the first dev file.
-
-        They belong to one checkpoint (tasks/base/tuning.py) and are `None` in task.json.
-        """
-        return ()
-
-    @classmethod
-    def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
-        """Create the task from a training file.
-
-        Args:
-            data: Training file, or its rows.
-            max_seq_length: Maximum tokens per window, with special tokens.
-            **options: Other fields of the task, as given by flags.
-
-        Raises:
-            UserError: If the file or an option does not fit the task.
-        """
-        raise NotImplementedError
-
-    @abc.abstractmethod
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
-        """Tokenize and pack texts, in the graph.
-
-        Args:
-            texts: Strings `(N,)` by input name; `(N, C)` for those in `INPUT_RANKS`.
-            tokenize: `Tokenizer.tokenize` or `Tokenizer.tokenize_with_offsets`.
-            vocabulary: Vocabulary of the ids.
-        """
-
-    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
-        """Return labels and weights, each with one entry per sample by the name of the output."""
-        raise NotImplementedError
-
-    @abc.abstractmethod
-    def build_model(self, config: BertConfig, dtype: str = "float32") -> keras.Model:
-        """Return the Keras model, built."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Create the task from the values of task.json, without "kind".
-
-        Raises:
-            UserError: If a field is missing, unknown or of a wrong type.
-        """
-        # Files of earlier versions lack the fields that were added since. The default of such a
-        # field has to reproduce what was done without it.
-        fields = dataclasses.fields(cls)
-        required = {
-            field.name
-            for field in fields
-            if field.default is field.default_factory is dataclasses.MISSING
-        }
-        if missing := sorted(required - values.keys()):
-            raise UserError(f"task.json: no field {', '.join(missing)}; expected it of {cls.kind}")
-        known = sorted(field.name for field in fields)
-        if unknown := sorted(values.keys() - set(known)):
-            raise UserError(
-                f"task.json: unknown field {', '.join(unknown):.200}; expected {', '.join(known)}; "
-                "update bert_tf if a newer version wrote the file"
-            )
-        return cls(**cls._checked(values, "task.json"))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the values of task.json, with "kind"."""
-        return {"kind": self.kind, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_options(cls, *, max_seq_length: int, **options: Any) -> Self:
-        """Create the task from the options of `TaskModel.from_pretrained`."""
-        return cls(max_seq_length=max_seq_length, **options)
-
-    def select_training_examples(self, examples: Examples) -> Examples:
-        """Return the examples that training uses; by default all of them."""
-        return examples
-
-    def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
-        """Return the loss weight per sample, float32 `(samples,)`, or `None` if all are 1."""
-        return None
-
-    def soft_weights(self, windows: Windows, num_samples: int) -> Arrays:
-        """Return the loss weights of samples without labels in distillation, by output name."""
-        return {name: np.ones(num_samples, np.float32) for name in self.soft_losses}
-
-    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
-        """Return the sampling weight per sample in training, `(samples,)`.
-
-        `None` means that each sample is drawn once per epoch.
-        """
-        return None
-
-    def init_head(  # noqa: B027  By default the weights stay random.
-        self, model: keras.Model, encoded: EncodedExamples
-    ) -> None:
-        """Initialize weights of a new head from the training examples."""
-
-    def with_tuned(self, values: Mapping[str, Any]) -> Self:
-        """Return the task with these values of tunable fields; the other tunable fields are `None`.
-
-        Raises:
-            UserError: If `values` has a field that is not tunable, or a value of a wrong type.
-        """
-        unknown = sorted(set(values) - set(self.tunable_fields))
-        if unknown:
-            raise UserError(
-                f"checkpoint.json: expected tuned values of "
-                f"{', '.join(self.tunable_fields) or 'no field'}, received {', '.join(unknown)}"
-            )
-        # Values of another checkpoint must not remain, hence None for all that are not given.
-        fields = {**dict.fromkeys(self.tunable_fields), **self._checked(values, "checkpoint.json")}
-        return dataclasses.replace(self, **fields)
-
-    @classmethod
-    def _checked(cls, values: Mapping[str, Any], location: str) -> dict[str, Any]:
-        """Return JSON values as field values, lists as tuples; raise UserError on a wrong type."""
-        hints = typing.get_type_hints(cls)
-        for name, value in values.items():
-            if not _fits(value, hints[name]):
-                expected = getattr(hints[name], "__name__", hints[name])
-                raise UserError(f"{location}: {name}: expected {expected}, received {value!r:.80}")
-        return {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-
-    @property
-    def untuned_fields(self) -> tuple[str, ...]:
-        """The fields of `tunable_fields` without a value."""
-        return tuple(name for name in self.tunable_fields if getattr(self, name) is None)
-
-    def label_warnings(self, data: EncodedExamples) -> list[str]:
-        """Return one warning per kind of label that cannot be encoded or scored."""
-        return []
-
-    def description(self) -> str:
-        """Return a suffix for the log line with the number of rows, such as "; 3 labels"."""
-        return ""
-
-
-def _fits(value, hint):
-    """Return whether a JSON value has a field's type; a tuple's value is a list."""
-    kinds = typing.get_args(hint)
-    if isinstance(hint, types.UnionType):
-        return any(_fits(value, kind) for kind in kinds)
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
-    if typing.get_origin(hint) is dict:
-        return isinstance(value, dict) and all(
-            _fits(key, kinds[0]) and _fits(entry, kinds[1]) for key, entry in value.items()
-        )
-    # Not isinstance, since bool is a subclass of int. A float may be written as an int in JSON.
-    return type(value) is hint or (hint is float and type(value) is int)
-
-
-class Reader(Generic[TaskT]):
-    """Base class of the readers of the task types: from rows to examples.
-
-    Args:
-        task: The task, which names columns and labels.
-    """
-
-    def __init__(self, task: TaskT) -> None:
-        self.task = task
-
-    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
-        """Return the rows of a file, with labels as they are written.
-
-        Args:
-            data: A file in a format of the task, which is not read at once; or its rows.
-            labelled: Whether the rows have labels.
-        """
-        if isinstance(data, FileRows):
-            return data
-        return row_reader(self.task.kind)(self.task.to_dict(), data, labelled)
-
-    def label_of(self, label: Any) -> Any:
-        """Convert a label of a file to the representation of the task.
-
-        Args:
-            label: The label of a row of `iter_rows`.
-
-        Raises:
-            ValueError: If it does not fit the task; the message says what is expected.
-        """
-        return label
-
-    def iter_examples(self, data: Source | FileRows, labelled: bool) -> Iterator[Example | BadRow]:
-        """Yield what `iter_rows` returns, with labels in the representation of the task."""
-        for row in self.iter_rows(data, labelled):
-            if not labelled or isinstance(row, BadRow):
-                yield row
-                continue
-            try:
-                label = self.label_of(row.label)
-            except ValueError as error:
-                yield BadRow(row.location, str(error))
-            else:
-                yield Example(row.texts, label, row.location, row.id)
-
-    def load_examples(self, data: Source | FileRows, labelled: bool = True) -> Examples:
-        """Read a complete file into memory.
-
-        Args:
-            data: A file in a format of the task, or its rows.
-            labelled: Whether the rows have labels.
-
-        Returns:
-            The good rows; known bad rows of a published dataset are in `skipped_rows`.
-
-        Raises:
-            UserError: At the first bad row that is not known, or if no row is left.
-        """
-        everything = list(self.iter_examples(data, labelled))
-        # Known bad rows are kept apart to be reported; any other bad row raises here.
-        rows = list(raise_bad_rows(everything))
-        skipped_rows = tuple(row for row in everything if isinstance(row, BadRow))
-        if not rows:
-            raise UserError(
-                f"{data}: expected at least one good row. First bad row: {skipped_rows[0]}"
-            )
-        texts = {name: [row.texts[name] for row in rows] for name in self.task.input_names}
-        return Examples(texts, [row.label for row in rows] if labelled else [], skipped_rows)
-
-    def columns(self, x: Any) -> dict[str, list]:
-        """Return rows given as Python objects as texts by input name; raises UserError."""
-        names = self.task.input_names
-        lists = [name for name in names if self.task.INPUT_RANKS.get(name) == 2]
-        return columns_of(x, names, lists)
-
-    def labelled_columns(self, x: Any) -> dict[str, list]:
-        """Return labelled rows as `columns` does; they may have other columns."""
-        return self.columns(x)
-
-    def row_of(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return the inputs of one row, given as strings in their order, by name.
-
-        An input that is a list, such as the choices of a prompt, takes all strings from its own on.
-
-        Raises:
-            UserError: If there are too few or too many strings.
-        """
-        names = self.task.input_names
-        *single, last = names
-        has_list = self.task.INPUT_RANKS.get(last) == 2
-        if len(texts) < len(names) or (len(texts) > len(names) and not has_list):
-            expected = f"{', '.join(names)}{', ...' if has_list else ''}"
-            raise UserError(f"expected one text each for {expected}, received {len(texts)}")
-        values = [*texts[: len(single)], list(texts[len(single) :]) if has_list else texts[-1]]
-        return dict(zip(names, values, strict=True))
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
-        """Convert a label given as a Python object to the representation of the task.
-
-        Args:
-            value: The label.
-            texts: The texts of its row by input name.
-
-        Raises:
-            ValueError: If it does not fit the task; the message says what is expected.
-        """
-        raise ValueError(f"{self.task.kind} has no labels")
-
-    def encode_labels(
-        self,
-        values: Sequence[Any],
-        texts: Mapping[str, Sequence[Any]],
-        what: str = "y[{}]",
-        is_batch: bool = False,
-    ) -> list:
-        """Convert the labels of rows, which have one meaning; see `encode_label`.
-
-        Args:
-            values: N labels.
-            texts: N texts by input name.
-            what: Name of a label for messages; "{}" is the number of its row.
-            is_batch: Whether other batches have further labels of the same kind.
-
-        Raises:
-            UserError: If a label does not fit the task, or could be read in two ways.
-        """
-        labels = []
-        for row, value in enumerate(values):
-            try:
-                text = {name: column[row] for name, column in texts.items()}
-                labels.append(self.encode_label(value, text))
-            except (ValueError, TypeError, RowError) as error:
-                raise UserError(f"{what.format(row)}: {error}") from None
-        return labels
-
-    @property
-    def has_lists_of_labels(self) -> bool:
-        """Whether the label of a row is a list."""
-        return False
-
-    def decode_label(self, label: Any) -> Any:
-        """Convert a label to the Python object that `encode_label` accepts."""
-        return label
-
-    def default_labels(self, count: int) -> list:
-        """Return labels for rows without any; raises UserError if the task requires labels."""
-        raise UserError("y: expected one label per row, received none")
+Loss = Callable[..., tf.Tensor]
+Tokenize = Callable[[tf.Tensor], Tokens]  # Of a `Tokenizer`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -468,40 +89,388 @@ class SignatureSpec:
     splits_texts: bool = False
 
 
-class Postprocessor(abc.ABC, Generic[TaskT]):
-    """Base class of the postprocessors of the task types.
+def described(description: str, default: Any = dataclasses.MISSING) -> Any:
+    """Return a dataclass field that predictions depend on, with its meaning for people."""
+    return dataclasses.field(default=default, metadata={"description": description})
 
-    Args:
-        task: The task, with labels and tuned values.
+
+def cut_lists(row: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return a prediction with the first entries of each list."""
+    return {
+        name: value[:count] if isinstance(value, list) else value for name, value in row.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task(abc.ABC):
+    """Base class of the tasks.
+
+    Every subclass defines `kind`, `description`, `outputs` and the abstract members. One that is
+    trained also defines `losses`, `best_metric`, `metrics` and `encode_label`. A sample is the unit
+    of a batch: a window or, in multiple choice, an example with all its choices.
     """
 
+    max_seq_length: int = described("maximum tokens per window")
+
+    kind: ClassVar[str]  # Name of the task type.
     description: ClassVar[str]  # What the task predicts, for people.
     # Of all outputs that `predictions` may return, in reading order.
     outputs: ClassVar[Mapping[str, OutputSpec]]
+    input_descriptions: ClassVar[Mapping[str, str]] = {
+        "text": "text",
+        "text_a": "first text of the pair",
+        "text_b": "second text of the pair",
+    }
+    # {input name: 2} of inputs of shape (N, C); all others are (N,).
+    INPUT_RANKS: ClassVar[Mapping[str, int]] = {}
+    no_labels: ClassVar[str] = ""  # What to do instead, if rows of the task have no labels.
+    label_dtype: ClassVar[type] = np.int32  # Of the labels that `targets` returns.
+    accuracies: ClassVar[tuple[str, ...]] = ()  # Outputs whose accuracy `fit` reports.
+    has_windows = False  # Whether an example may become several windows, with outputs per token.
+    needs_offsets = False  # Whether predictions refer to characters of the text.
+    trains_on_vectors = False  # Whether the encoder is frozen and run once (FeatureExamples).
+    predicts_untuned = True  # Whether it can predict while the tunable fields are None.
+    # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
+    tunes_without_request = False
+    # Ends the log line about the rows that `select_training_examples` drops.
+    unused = "not used for training"
 
-    def __init__(self, task: TaskT) -> None:
-        self.task = task
+    @property
+    @abc.abstractmethod
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs of a served request."""
+
+    @property
+    def has_lists_of_labels(self) -> bool:
+        """Whether the label of a row is a list."""
+        return False
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each example has one of `labels`, as class_weight requires."""
+        return False
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether `targets` need no windows, so that `fit` reads datasets batch by batch."""
+        return False
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """Functions from (labels, output) to one loss per element, by the name of the output."""
+        raise NotImplementedError
+
+    @property
+    def soft_losses(self) -> Mapping[str, Loss]:
+        """Functions from (teacher's output, output, temperature) to one loss per element.
+
+        By the name of the output, for distillation. A task without them has no teacher.
+        """
+        return {}
+
+    @property
+    def tunable_fields(self) -> tuple[str, ...]:
+        """Fields that are tuned after training, on the first dev file.
+
+        They belong to one checkpoint (tasks/graph/run_checkpoint.py) and are `None` in task.json.
+        """
+        return ()
+
+    @property
+    def untuned_fields(self) -> tuple[str, ...]:
+        """The fields of `tunable_fields` without a value."""
+        return tuple(name for name in self.tunable_fields if getattr(self, name) is None)
+
+    @property
+    def best_metric(self) -> str:
+        """Name of the metric that selects the best checkpoint."""
+        raise NotImplementedError
+
+    def summary(self) -> str:
+        """Return a suffix for the log line with the number of rows, such as "; 3 labels"."""
+        return ""
+
+    # Creation, and the values of task.json.
+
+    @classmethod
+    def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
+        """Create the task from a training file; by default from the options alone.
+
+        Args:
+            data: Training file, or its rows.
+            max_seq_length: Maximum tokens per window, with special tokens.
+            **options: Other fields of the task, as given by flags.
+
+        Raises:
+            UserError: If the file or an option does not fit the task.
+        """
+        return cls(max_seq_length=max_seq_length, **options)
+
+    @classmethod
+    def from_options(cls, *, max_seq_length: int, **options: Any) -> Self:
+        """Create the task from the options of `TaskModel.from_pretrained`."""
+        return cls(max_seq_length=max_seq_length, **options)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Create the task from the values of task.json, without "kind".
+
+        Raises:
+            UserError: If a field is missing, unknown or of a wrong type.
+        """
+        # Files of earlier versions lack the fields that were added since. The default of such a
+        # field has to reproduce what was done without it.
+        fields = dataclasses.fields(cls)
+        required = {
+            field.name
+            for field in fields
+            if field.default is field.default_factory is dataclasses.MISSING
+        }
+        if missing := sorted(required - values.keys()):
+            raise UserError(f"task.json: no field {', '.join(missing)}; expected it of {cls.kind}")
+        known = sorted(field.name for field in fields)
+        if unknown := sorted(values.keys() - set(known)):
+            raise UserError(
+                f"task.json: unknown field {', '.join(unknown):.200}; expected {', '.join(known)}; "
+                "update bert_tf if a newer version wrote the file"
+            )
+        return cls(**cls._checked(values, "task.json"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values of task.json, with "kind"."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    def with_tuned(self, values: Mapping[str, Any]) -> Self:
+        """Return the task with these values of tunable fields; the other tunable fields are `None`.
+
+        Raises:
+            UserError: If `values` has a field that is not tunable, or a value of a wrong type.
+        """
+        unknown = sorted(set(values) - set(self.tunable_fields))
+        if unknown:
+            raise UserError(
+                f"checkpoint.json: expected tuned values of "
+                f"{', '.join(self.tunable_fields) or 'no field'}, received {', '.join(unknown)}"
+            )
+        # Values of another checkpoint must not remain, hence None for all that are not given.
+        fields = {**dict.fromkeys(self.tunable_fields), **self._checked(values, "checkpoint.json")}
+        return dataclasses.replace(self, **fields)
+
+    @classmethod
+    def _checked(cls, values: Mapping[str, Any], location: str) -> dict[str, Any]:
+        """Return JSON values as field values, lists as tuples; raise UserError on a wrong type."""
+        hints = typing.get_type_hints(cls)
+        for name, value in values.items():
+            if not _fits(value, hints[name]):
+                expected = getattr(hints[name], "__name__", hints[name])
+                raise UserError(f"{location}: {name}: expected {expected}, received {value!r:.80}")
+        return {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+
+    # From rows of files to examples.
+
+    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
+        """Return the rows of a file, with labels as they are written.
+
+        Args:
+            data: A file in a format of the task, which is not read at once; or its rows.
+            labelled: Whether the rows have labels.
+        """
+        if labelled and self.no_labels:
+            raise UserError(f"{data}: {self.no_labels}")
+        if isinstance(data, FileRows):
+            return data
+        return row_reader(self.kind)(self.to_dict(), data, labelled)
+
+    def label_of(self, label: Any) -> Any:
+        """Convert a label of `iter_rows` to the representation of the task.
+
+        Raises:
+            ValueError: If it does not fit the task; the message says what is expected.
+        """
+        return label
+
+    def iter_examples(self, data: Source | FileRows, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield what `iter_rows` returns, with labels in the representation of the task."""
+        for row in self.iter_rows(data, labelled):
+            if not labelled or isinstance(row, BadRow):
+                yield row
+                continue
+            try:
+                label = self.label_of(row.label)
+            except ValueError as error:
+                yield BadRow(row.location, str(error))
+            else:
+                yield Example(row.texts, label, row.location, row.id)
+
+    def load_examples(self, data: Source | FileRows, labelled: bool = True) -> Examples:
+        """Read a complete file into memory; arguments as of `iter_rows`.
+
+        Returns:
+            The good rows; known bad rows of a published dataset are in `skipped_rows`.
+
+        Raises:
+            UserError: At the first bad row that is not known, or if no row is left.
+        """
+        everything = list(self.iter_examples(data, labelled))
+        # Known bad rows are kept apart to be reported; any other bad row raises here.
+        rows = list(raise_bad_rows(everything))
+        skipped_rows = tuple(row for row in everything if isinstance(row, BadRow))
+        if not rows:
+            raise UserError(
+                f"{data}: expected at least one good row. First bad row: {skipped_rows[0]}"
+            )
+        texts = {name: [row.texts[name] for row in rows] for name in self.input_names}
+        return Examples(texts, [row.label for row in rows] if labelled else [], skipped_rows)
+
+    # From Python objects to examples.
+
+    def columns(self, x: Any) -> dict[str, list]:
+        """Return rows given as Python objects as texts by input name; raises UserError."""
+        lists = [name for name in self.input_names if self.INPUT_RANKS.get(name) == 2]
+        return columns_of(x, self.input_names, lists)
+
+    def labelled_columns(self, x: Any) -> dict[str, list]:
+        """Return labelled rows as `columns` does; they may have other columns."""
+        return self.columns(x)
+
+    def row_of(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the inputs of one row, given as strings in their order, by name.
+
+        An input that is a list, such as the choices of a prompt, takes all strings from its own on.
+
+        Raises:
+            UserError: If there are too few or too many strings.
+        """
+        names = self.input_names
+        *single, last = names
+        has_list = self.INPUT_RANKS.get(last) == 2
+        if len(texts) < len(names) or (len(texts) > len(names) and not has_list):
+            expected = f"{', '.join(names)}{', ...' if has_list else ''}"
+            raise UserError(f"expected one text each for {expected}, received {len(texts)}")
+        values = [*texts[: len(single)], list(texts[len(single) :]) if has_list else texts[-1]]
+        return dict(zip(names, values, strict=True))
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
+        """Convert a label given as a Python object to the representation of the task.
+
+        Args:
+            value: The label.
+            texts: The texts of its row by input name.
+
+        Raises:
+            ValueError: If it does not fit the task; the message says what is expected.
+        """
+        raise ValueError(f"{self.kind} has no labels")
+
+    def encode_labels(
+        self,
+        values: Sequence[Any],
+        texts: Mapping[str, Sequence[Any]],
+        what: str = "y[{}]",
+        is_batch: bool = False,
+    ) -> list:
+        """Convert the labels of rows, which have one meaning; see `encode_label`.
+
+        Args:
+            values: N labels.
+            texts: N texts by input name.
+            what: Name of a label for messages; "{}" is the number of its row.
+            is_batch: Whether other batches have further labels of the same kind.
+
+        Raises:
+            UserError: If a label does not fit the task, or could be read in two ways.
+        """
+        labels = []
+        for row, value in enumerate(values):
+            try:
+                text = {name: column[row] for name, column in texts.items()}
+                labels.append(self.encode_label(value, text))
+            except (ValueError, TypeError, RowError) as error:
+                raise UserError(f"{what.format(row)}: {error}") from None
+        return labels
+
+    def decode_label(self, label: Any) -> Any:
+        """Convert a label to the Python object that `encode_label` accepts."""
+        return label
+
+    def default_labels(self, count: int) -> list:
+        """Return labels for rows without any; raises UserError if the task requires labels."""
+        raise UserError("y: expected one label per row, received none")
+
+    # From examples to batches.
 
     @abc.abstractmethod
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return what is served, `(N, ...)` by name, in the graph."""
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
+        """Tokenize and pack texts, in the graph.
+
+        Args:
+            texts: Strings `(N,)` by input name; `(N, C)` for those in `INPUT_RANKS`.
+            tokenize: `Tokenizer.tokenize`, or `tokenize_with_offsets` if `needs_offsets`.
+            vocabulary: Vocabulary of the ids.
+        """
+
+    def select_training_examples(self, examples: Examples) -> Examples:
+        """Return the examples that training uses; by default all of them."""
+        return examples
+
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return labels and weights, each with one entry per sample by the name of the output.
+
+        By default, the labels of the examples for the only output, `(N,)`, and weights of 1.
+        """
+        (name,) = self.losses
+        labels: np.ndarray = np.array(examples.labels, self.label_dtype)
+        return {name: labels}, {name: np.ones(len(labels), np.float32)}
+
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Return one warning per kind of label that cannot be encoded or scored."""
+        return []
+
+    def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
+        """Return the loss weight per sample, float32 `(samples,)`, or `None` if all are 1."""
+        return None
+
+    def soft_weights(self, windows: Windows, num_samples: int) -> Arrays:
+        """Return the loss weights of samples without labels in distillation, by output name."""
+        return {name: np.ones(num_samples, np.float32) for name in self.soft_losses}
+
+    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
+        """Return the sampling weight per sample in training, `(samples,)`.
+
+        `None` means that each sample is drawn once per epoch.
+        """
+        return None
+
+    # From batches to predictions.
 
     @abc.abstractmethod
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> keras.Model:
+        """Return the Keras model, built."""
+
+    def init_head(  # noqa: B027  By default the weights stay random.
+        self, model: keras.Model, encoded: EncodedExamples
+    ) -> None:
+        """Initialize weights of a new head from the training examples."""
+
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return what is served, `(B, ...)` by name, in the graph; by default the outputs."""
+        return dict(outputs)
+
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the probability by which each prediction leads the second best one, `(N,)`."""
+        """Return the probability by which each prediction leads the second best one, `(B,)`.
+
+        By default infinity, since nothing is decided.
+        """
+        return tf.fill(tf.shape(next(iter(predictions.values())))[:1], float("inf"))
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
         """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""
         return row
 
     # Evaluation, of tasks with labels.
-
-    @property
-    def best_metric(self) -> str:
-        """Name of the metric that selects the best checkpoint."""
-        raise NotImplementedError
 
     def metric_inputs(self, outputs: Arrays) -> Arrays:
         """Reduce the outputs of a batch to the arrays that `metrics` needs.
@@ -539,10 +508,47 @@ class Postprocessor(abc.ABC, Generic[TaskT]):
         """
         return []
 
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> TaskT:
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> Self:
         """Return the task with its tunable fields fitted to dev data."""
-        return self.task
+        return self
 
     def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
         """Return one warning per tunable field that this dev data cannot tune."""
         return []
+
+
+def _fits(value, hint):
+    """Return whether a JSON value has a field's type; a tuple's value is a list."""
+    kinds = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, kind) for kind in kinds)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
+    if typing.get_origin(hint) is dict:
+        return isinstance(value, dict) and all(
+            _fits(key, kinds[0]) and _fits(entry, kinds[1]) for key, entry in value.items()
+        )
+    # Not isinstance, since bool is a subclass of int. A float may be written as an int in JSON.
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def task_class(kind: str) -> type[Task]:
+    """Import and return the class of a task type that is trained on labelled rows.
+
+    Raises:
+        UserError: If the task type is unknown.
+    """
+    return imported(task_type(kind, TASK_TYPES).class_path)
+
+
+def task_from_dict(values: Mapping[str, Any]) -> Task:
+    """Create the task of any type from the values of a run's task.json.
+
+    Raises:
+        UserError: If a value is missing, unknown or of a wrong type.
+    """
+    values = dict(values)
+    kind = field(values, "kind", str, "task.json")
+    del values["kind"]
+    of_kind = task_type(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
+    return imported(of_kind.class_path).from_dict(values)

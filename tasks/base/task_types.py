@@ -1,7 +1,7 @@
 """The task types, and the datasets known by name.
 
 A new task type is a module and an entry here. This module is free of TensorFlow, so that flags can
-be checked before it is imported; tasks/base/registry.py creates the tasks.
+be checked before it is imported; tasks/base/task.py creates the tasks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TASK_TYPES = {
     ),
     "anomaly": TaskType(
         "tasks.types.anomaly.anomaly_detector:AnomalyTask",
-        "tasks.data.readers.tables:rows_with_optional_labels",
+        "tasks.data.readers.rows:rows_with_optional_labels",
         needs_dev=True,
         has_teacher=False,
         defaults={"global_batch_size": 128, "epochs": 20, "learning_rate": 3e-3},
@@ -118,24 +118,14 @@ RowReader = Callable[[Mapping[str, Any], Source, bool], Iterable[Example | BadRo
 
 
 def row_reader(kind: str) -> RowReader:
-    """Import and return the function of a task type's `TaskType.rows_path`.
-
-    Raises:
-        UserError: If the task type is unknown.
-    """
+    """Import and return the function of `TaskType.rows_path`; raises UserError without a type."""
     return imported(task_type(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES}).rows_path)
 
 
 def read_file(task: Mapping[str, Any], path: str | os.PathLike, labelled: bool = True) -> FileRows:
     """Return the rows of a file that is opened once.
 
-    Args:
-        task: Values of a task.json; or, before training, "kind" and the options of the task.
-        path: The file.
-        labelled: Whether the rows have labels.
-
-    Raises:
-        UserError: If the task type is unknown.
+    `task` has the values of a task.json; or, before training, "kind" and the options of the task.
     """
     read = row_reader(task["kind"])
     return FileRows(path, lambda file: read(task, file, labelled))

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.packing import pack, token_budget
-from tasks.base.task import Task, described
+from bert_tf.text.vocabulary import Vocabulary
+from tasks.base.task import Task, Tokenize, described
+from tasks.data.examples import EncodedExamples, Tensors
 from tasks.data.readers.glue import GLUE
-from tasks.data.readers.tables import text_names
-from tasks.data.windows import one_window_each
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-    from bert_tf.text.tokenizer import Tokens
-    from bert_tf.text.vocabulary import Vocabulary
-    from tasks.data.examples import Tensors
-    from tasks.data.windows import Windows
+from tasks.data.readers.rows import text_names
+from tasks.data.windows import Windows, one_window_each
 
 TRUNCATIONS = ("head", "tail", "head_tail")
 
@@ -64,9 +57,7 @@ class TextTask(Task):
         of_glue = GLUE.get(self.file_format)
         return text_names(len(of_glue.columns if of_glue else self.text_columns))
 
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and truncate texts to one window each."""
         names = self.input_names
         budget = token_budget(len(names), self.max_seq_length)
@@ -81,12 +72,12 @@ class LabelledTextTask(TextTask):
 
     label_column: str = "label"
 
-
-def warnings_of_equal_labels(labels: Sequence[Any]) -> list[str]:
-    """Return a warning if all rows have the same label: most metrics then say nothing."""
-    if len(labels) < 2 or any(label != labels[0] for label in labels):
-        return []
-    return [
-        f"all {len(labels)} rows have the same label; macro F1, ROC-AUC and correlations of such "
-        "rows do not measure the model"
-    ]
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Return a warning if all rows have the same label: most metrics then say nothing."""
+        labels = data.examples.labels
+        if len(labels) < 2 or any(label != labels[0] for label in labels):
+            return []
+        return [
+            f"all {len(labels)} rows have the same label; macro F1, ROC-AUC and correlations of "
+            "such rows do not measure the model"
+        ]

@@ -12,7 +12,7 @@ A row passes six types on its way to the model:
     EncodedExamples  The windows of all examples with labels and weights: the source of batches,
                      which are dicts of tensors in the layout of the encoder.
 
-The label of an `Example` is as it is written in the file until the `Reader` of the task converts
-it. Readers need no TensorFlow, so that a file is checked before it is imported; `FileRows` keeps
-what was read then, so that a file is opened once.
+The label of an `Example` is as it is written in the file until the task converts it. Readers need
+no TensorFlow, so that a file is checked before it is imported; `FileRows` keeps what was read then,
+so that a file is opened once.
 """

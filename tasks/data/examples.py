@@ -8,7 +8,7 @@ of it that are no padding, (L) tokens of a window (ragged).
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -81,25 +81,6 @@ def as_tensor(texts: Sequence[str | Sequence[str]], rank: int | None = None) -> 
     return tf.constant(texts, tf.string)
 
 
-class TargetSource(Protocol):
-    """The part of a `Task` that encoded examples use. `Task` itself knows these classes."""
-
-    @property
-    def max_seq_length(self) -> int:
-        """Maximum tokens per window."""
-
-    def targets(
-        self, examples: Examples, windows: Windows
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return (labels, weights), each with one entry per sample by output name."""
-
-    def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
-        """Return the loss weight per sample, or `None` if all are 1."""
-
-    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
-        """Return the sampling weight per sample, or `None` to draw each once per epoch."""
-
-
 class EncodedExamples:
     """Examples as packed token ids, stored ragged: memory grows with tokens, not with padding.
 
@@ -113,7 +94,7 @@ class EncodedExamples:
 
     def __init__(
         self,
-        task: TargetSource,
+        task: Any,
         examples: Examples,
         windows: Windows,
         vocabulary: Vocabulary,
@@ -123,7 +104,7 @@ class EncodedExamples:
         """Compute the task's targets.
 
         Args:
-            task: The task that the examples belong to.
+            task: The `Task` that the examples belong to, which itself knows these classes.
             examples: Texts and labels.
             windows: The examples' packed sequences.
             vocabulary: The vocabulary of the ids.
@@ -144,14 +125,7 @@ class EncodedExamples:
     def encode(
         cls, examples: Examples, pipeline: Any, layout: Layout, static_shape: bool = False
     ) -> Self:
-        """Tokenize examples.
-
-        Args:
-            examples: Texts and labels.
-            pipeline: The `Pipeline` of the task, which is also exported for serving.
-            layout: As of the constructor.
-            static_shape: As of the constructor.
-        """
+        """Tokenize examples with the `Pipeline` of their task; others as of the constructor."""
         parts = [pipeline.encode(**texts) for texts in examples.slices()]
         size = EXAMPLES_PER_BATCH
         counts = [min(size, len(examples) - first) for first in range(0, len(examples), size)]
@@ -168,8 +142,11 @@ class EncodedExamples:
         global_batch_size: int,
         num_epochs: int,
         seed: int,
-        first_step: int = 0,
+        steps_per_epoch: int | None = None,
+        first_step: int | tf.Variable = 0,
         num_replicas: int = 1,
+        are_split: bool = False,
+        shuffle: bool = True,
     ) -> tf.data.Dataset:
         """Return batches (inputs, labels, weights), shuffled per epoch from `(seed, epoch)`.
 
@@ -178,48 +155,36 @@ class EncodedExamples:
         it has none, its batch is one sample of weight 0.
 
         Args:
-            global_batch_size: Samples per step of all replicas; a multiple of `num_replicas`.
+            global_batch_size: Samples per step of all replicas; a multiple of `num_replicas` unless
+                `are_split`.
             num_epochs: Epochs.
             seed: Seed of the order.
-            first_step: Steps to skip, when resuming.
-            num_replicas: Consecutive elements of the dataset per step.
-        """
-        # Drawn for all epochs at once, so that resuming at a step is a slice.
-        numbers = self._epochs(num_epochs, global_batch_size, seed)[first_step:]
-        size = global_batch_size // num_replicas
-        return self._labelled_batches(_rows(numbers.reshape(-1, size)), size)
-
-    def fit_batches(
-        self,
-        batch_size: int,
-        *,
-        num_epochs: int,
-        steps_per_epoch: int,
-        seed: int,
-        shuffle: bool,
-        first_step: tf.Variable,
-        multiple_of: int,
-    ) -> tf.data.Dataset:
-        """Return batches (inputs, labels, weights) of all epochs of a Keras `fit`.
-
-        Args:
-            batch_size: Samples per step of all replicas.
-            num_epochs: Epochs.
             steps_per_epoch: Steps per epoch of Keras, which may be fewer or more than all samples
                 once; the order continues across them.
-            seed: Seed of the order.
-            shuffle: Draws the order anew for each pass over the samples.
-            first_step: Step to begin with, read when the dataset is iterated.
-            multiple_of: Number of replicas; batches are filled up with samples of weight 0.
+            first_step: Steps to skip, when resuming. A variable is read when the dataset is
+                iterated, whose elements are then complete steps.
+            num_replicas: Consecutive elements of the dataset per step.
+            are_split: Whether an element is a step instead, whose first axis Keras splits between
+                the replicas; it is filled up to a multiple of them with samples of weight 0.
+            shuffle: Draws the order anew for each epoch.
         """
-        num_steps = num_epochs * steps_per_epoch
-        passes = -(-num_steps // -(-len(self) // batch_size))
-        numbers = tf.constant(self._epochs(passes, batch_size, seed, shuffle)[:num_steps], tf.int32)
+        steps_of_all = -(-len(self) // global_batch_size)
+        num_steps = num_epochs * (steps_per_epoch or steps_of_all)
+        # Drawn for all epochs at once, so that resuming at a step is a slice.
+        epochs = self._epochs(-(-num_steps // steps_of_all), global_batch_size, seed, shuffle)
+        numbers = epochs[:num_steps]
+        num_parts = num_replicas if are_split else 1
+        size = global_batch_size * num_parts // num_replicas
+        if not isinstance(first_step, tf.Variable):
+            return self._labelled_batches(
+                _rows(numbers[first_step:].reshape(-1, size)), size, num_parts
+            )
         # Prefetching may ask for steps after the last one.
+        numbers = tf.constant(numbers, tf.int32)
         rows = tf.data.Dataset.range(num_steps).map(
             lambda step: numbers[tf.minimum(step + first_step, num_steps - 1)]
         )
-        return self._labelled_batches(rows, batch_size, multiple_of)
+        return self._labelled_batches(rows, size, num_parts)
 
     def evaluation_batches(
         self, order: np.ndarray, replica_batch_size: int, num_replicas: int = 1
@@ -324,11 +289,9 @@ class EncodedExamples:
         return tf.maximum(numbers_B[:count], 0), numbers_B[:count] >= 0
 
     def _inputs(self, batch_size: int, num_parts: int = 1) -> Inputs:
-        """Return the function from sample indices to inputs.
+        """Return the function from sample indices to inputs of batches of `batch_size`.
 
-        Args:
-            batch_size: Samples per batch.
-            num_parts: Number of replicas between which Keras splits the inputs by their first axis.
+        Keras splits the inputs by their first axis between `num_parts` replicas.
         """
         length = self.task.max_seq_length if self.static_shape else None
         windows_of_samples = tf.RaggedTensor.from_row_splits(

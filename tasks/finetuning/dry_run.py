@@ -14,34 +14,38 @@ from bert_tf.planning.report import device_line, finetuning_lines
 from bert_tf.train.distribution import make_strategy, resolve_precision
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import create_model, read
-from tasks.finetuning.sweep_settings import SweepSettings
+from tasks.finetuning.settings import DataRows, FinetuneSettings
 
 
-def dry_run(settings: SweepSettings, log: Callable[[str], None] = lambda line: None) -> None:
+def dry_run(
+    settings: FinetuneSettings,
+    log: Callable[[str], None] = lambda line: None,
+    data: DataRows | None = None,
+) -> None:
     """Check a fine-tuning or a sweep, and log its estimated memory and time.
 
-    Args:
-        settings: Flags of tasks.finetune; their devices are those of the estimate.
-        log: Receives one line per call.
+    The devices in the settings are those of the estimate. Arguments as of `finetune`.
 
     Raises:
         UserError: As `finetune`.
     """
-    plan = plan_of(settings, log)
+    plan = plan_of(settings, log, data)
     log(device_line(plan.device, plan.precision, is_measured=True))
     for line in finetuning_lines(plan, estimate_finetuning(plan)):
         log(line)
     log("dry run: checked files, weights and output directory; nothing was created")
 
 
-def plan_of(settings: SweepSettings, log: Callable[[str], None]) -> Finetuning:
+def plan_of(
+    settings: FinetuneSettings, log: Callable[[str], None], data: DataRows | None = None
+) -> Finetuning:
     """Check a fine-tuning and return what is estimated; raises UserError as `finetune`."""
     runs = settings.runs()
     of_run = next(iter(runs.values()))
     # The devices of the estimate need not exist here, so that the strategy is that of one device.
     strategy = make_strategy("none")
     of_run = dataclasses.replace(of_run, precision=resolve_precision(of_run.precision, strategy))
-    training = read(of_run, settings.read_data(), log, strategy)
+    training = read(of_run, data or settings.read_data(), log, strategy)
     model = create_model(of_run, training, training.open_run())
     train, *devs = training.encode(model.serving.pipeline)
     learned = (train, *training.encode_unlabelled(model.serving.pipeline))

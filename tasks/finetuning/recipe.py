@@ -16,13 +16,12 @@ from bert_tf.train.distribution import (
     use_precision,
 )
 from bert_tf.weights.sources import read_pretrained
-from tasks.base.registry import task_class
+from tasks.base.task import task_class
 from tasks.finetuning.settings import DataRows, FinetuneSettings
 from tasks.model.loading import model_class
 from tasks.model.task_model import TaskModel
-from tasks.training.distillation import Distillation
+from tasks.training.distillation import Distillation, read_teacher
 from tasks.training.settings import KEEP_HEAD
-from tasks.training.teacher import read_teacher
 from tasks.training.training_run import TrainingRun
 
 
@@ -31,18 +30,15 @@ def finetune(
     settings: FinetuneSettings,
     log: Callable[[str], None] = lambda line: None,
     strategy: tf.distribute.Strategy | None = None,
-    read_data: Callable[[], DataRows] | None = None,
+    data: DataRows | None = None,
 ) -> Run:
-    """Train, or resume training, in `settings.output_dir`.
+    """Train, or resume training, in `settings.output_dir`; return the open run.
 
     Args:
-        settings: Values of the flags.
+        settings: Values of the flags of one run.
         log: Callable that takes log lines.
         strategy: Replaces the strategy of `settings.strategy`.
-        read_data: `read_data` of the settings whose `check` has read the files already.
-
-    Returns:
-        The open run.
+        data: The rows of the data files, if `settings.check` has read them already.
 
     Raises:
         UserError: Data, weights or the output directory do not match the settings.
@@ -54,8 +50,7 @@ def finetune(
         settings, precision=resolve_precision(settings.precision, strategy)
     )
     with Run.writing(settings.output_dir, is_chief(strategy)):
-        # The examples have all that training needs: the rows are not kept.
-        training = read(settings, (read_data or settings.read_data)(), log, strategy)
+        training = read(settings, data or settings.read_data(), log, strategy)
         run = training.open_run()
         model = create_model(settings, training, run)
         return training.train(model.serving.pipeline, model.record, model.has_new_head, run)
@@ -75,7 +70,7 @@ def read(
         settings=settings,
         task=task,
         names=names,
-        examples=[task.reader.load_examples(data.labelled[path]) for path in names],
+        examples=[task.load_examples(data.labelled[path]) for path in names],
         digests=data.digests,
         rows=f"--train, --dev{', --unlabelled' * bool(settings.unlabelled)}: the files",
         recorded=settings.recorded(),
@@ -94,10 +89,7 @@ def _distillation(settings, data, task, strategy):
         read_teacher(settings.teacher, task.kind, strategy),
         settings.distill_temperature,
         settings.distill_alpha,
-        [
-            task.reader.load_examples(data.unlabelled[path], labelled=False)
-            for path in settings.unlabelled
-        ],
+        [task.load_examples(data.unlabelled[path], labelled=False) for path in settings.unlabelled],
     )
 
 

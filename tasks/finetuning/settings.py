@@ -1,14 +1,16 @@
-"""Settings of fine-tuning; each field is a flag.
+"""Settings of fine-tuning, of sweeps and of dry runs; each field is a flag.
 
 The module is free of TensorFlow, so that wrong flags are reported at once.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.planning.devices import PlannedDevices
 from bert_tf.runs.run import Run
 from bert_tf.storage import paths
 from bert_tf.system.command import defaults, flag
@@ -16,7 +18,13 @@ from bert_tf.weights import sources
 from tasks.base import task_types
 from tasks.base.task_types import read_file
 from tasks.data.readers.rows import FileRows, as_label, check_good
-from tasks.training.settings import TrainingSettings, check_teacher, flag_by_task, recorded
+from tasks.training.settings import (
+    TrainingSettings,
+    check_teacher,
+    flag_by_task,
+    format_number,
+    recorded,
+)
 from tasks.types.classification import class_imbalance
 
 # Task types with a flag in common.
@@ -171,7 +179,7 @@ class DataSettings:
     symmetric: bool = flag(
         "contrastive loss of the anchor of each positive as well", False, tasks=("similarity",)
     )
-    margin: float = flag(
+    triplet_margin: float = flag(
         "difference of distances in the loss triplet",
         5.0,
         bounds={">": 0},
@@ -201,15 +209,27 @@ class DataSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuneSettings(TrainingSettings, DataSettings):
-    """Settings of tasks.finetune for one run.
+class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
+    """Settings of tasks.finetune: one run, or a sweep over `seeds` and `learning_rates`.
 
     The fields of `DataSettings` come first. A field that is `None` gets the default of the task
-    type, if there is one.
+    type, if there is one. The runs of a sweep are subdirectories of `output_dir`, named after the
+    values that differ.
 
     Raises:
         UserError: If a value is out of range or does not fit the task; the message names the flag.
     """
+
+    seeds: tuple[int, ...] = flag(
+        "seeds of a sweep: one run per seed, with mean and standard deviation of the dev scores", ()
+    )
+    learning_rates: tuple[float, ...] = flag(
+        "learning rates of a sweep, each combined with every seed", ()
+    )
+    dry_run: bool = flag(
+        "check files, weights and the output directory, create nothing, and print an estimate",
+        False,
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -217,6 +237,13 @@ class FinetuneSettings(TrainingSettings, DataSettings):
                 # The dataclass is frozen, and its defaults depend on the task type.
                 object.__setattr__(self, field.name, self._default(field))
         super().__post_init__()
+        self._check_data()
+        self.check_planned(self.dry_run, self.strategy, self.global_batch_size)
+        self._check_sweep("seeds", "seed", int, "integers")
+        self._check_sweep("learning_rates", "learning_rate", float, "numbers")
+        self.runs()  # Reports a value that is invalid for a run now, not when its turn comes.
+
+    def _check_data(self):
         if len(self.labels) == 1 or len(set(map(as_label, self.labels))) != len(self.labels):
             raise UserError(
                 f"--labels={','.join(self.labels)}: expected at least two different labels"
@@ -248,8 +275,29 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         if task_types.TASK_TYPES[kind].needs_dev and not self.dev:
             raise UserError(f"--task={self.task}: requires --dev, on which its threshold is tuned")
 
-    def check(self) -> None:
+    def _check_sweep(self, name, of_one, number, expected):
+        """Check and convert the values that the runs of a sweep have for the flag `of_one`."""
+        given = getattr(self, name)
+        if not given:
+            return
+        shown = f"--{name}={','.join(map(str, given))}"
+        try:
+            values = tuple(number(value) for value in given)
+        except ValueError:
+            raise UserError(f"{shown}: expected {expected}, joined by commas") from None
+        if len(set(values)) < len(values):
+            raise UserError(f"{shown}: expected distinct values")
+        if of_one in self._given():
+            raise UserError(f"--{of_one}: cannot be combined with --{name}")
+        if not self.dev:
+            raise UserError(f"--{name}: requires --dev, on which the runs are compared")
+        object.__setattr__(self, name, values)
+
+    def check(self) -> DataRows:
         """Check data files, weights and the output directory before TensorFlow is imported.
+
+        Returns:
+            The rows of the data files.
 
         Raises:
             UserError: If a file, the weights or the output directory cannot be used.
@@ -259,11 +307,14 @@ class FinetuneSettings(TrainingSettings, DataSettings):
             check_good(rows)
         if self.teacher:
             check_teacher(self.teacher, self._dataset.kind)
-        self._check_output()
-        # The dataclass is frozen, and `read_data` returns what was read for the check.
-        object.__setattr__(self, "_data", data)
+        if self.is_sweep:
+            self.check_is_no_run()
+        for settings in self.runs().values():
+            settings._check_output()
+        return data
 
     def _check_output(self):
+        """Check the output directory of one run, and the weights that it starts from."""
         if self.strategy == "multi_worker":
             return  # Workers may see the run's files late; they check it when all see the same.
         started = Run.check_resume(
@@ -275,11 +326,7 @@ class FinetuneSettings(TrainingSettings, DataSettings):
                 self.check_fits(config, self.init_from)
 
     def check_fits(self, config: BertConfig, origin: str) -> None:
-        """Check that pretrained weights have enough positions and layers.
-
-        Args:
-            config: Configuration of the weights.
-            origin: Where the weights come from, for the message.
+        """Check that weights, which come from `origin`, have enough positions and layers.
 
         Raises:
             UserError: If they do not.
@@ -291,16 +338,47 @@ class FinetuneSettings(TrainingSettings, DataSettings):
             )
         super().check_fits(config, origin)
 
+    def check_is_no_run(self) -> None:
+        """Raise UserError if the output directory of a sweep contains a single run."""
+        if Run.exists(self.output_dir):
+            raise UserError(
+                f"--output_dir={self.output_dir}: contains a single run; choose a new directory"
+            )
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the flags ask for several runs."""
+        return bool(self.seeds or self.learning_rates)
+
+    def runs(self) -> dict[str, Self]:
+        """Return the settings per run, by the run's name.
+
+        They are in the order of the flags, learning rates first. A single run has the name "".
+        """
+        if not self.is_sweep:
+            return {"": self}
+        runs = {}
+        for rate in self.learning_rates or (self.learning_rate,):
+            for seed in self.seeds or (self.seed,):
+                name = f"seed-{seed}"
+                if self.learning_rates:
+                    name = f"learning_rate-{format_number(rate)}-{name}"
+                runs[name] = dataclasses.replace(
+                    self,
+                    learning_rate=rate,
+                    seed=seed,
+                    output_dir=os.path.join(self.output_dir, name),
+                    learning_rates=(),
+                    seeds=(),
+                )
+        return runs
+
     def read_data(self) -> DataRows:
         """Return the rows of the data files.
-
-        They are those that `check` has read, which the settings keep no longer.
 
         Raises:
             UserError: If a dev file has the content of a file that is trained on.
         """
-        if data := vars(self).pop("_data", None):
-            return data
         kind, options = self.task_options()
         task = {"kind": kind, **options}
         data = DataRows(
@@ -319,9 +397,10 @@ class FinetuneSettings(TrainingSettings, DataSettings):
         return data
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings saved in train.json: all but the output directory."""
-        fields = (field.name for field in dataclasses.fields(FinetuneSettings))
-        return recorded({name: getattr(self, name) for name in fields if name != "output_dir"})
+        """Return the settings of a run that are saved in train.json."""
+        of_run = (*dataclasses.fields(DataSettings), *dataclasses.fields(TrainingSettings))
+        names = (field.name for field in of_run if field.name != "output_dir")
+        return recorded({name: getattr(self, name) for name in names})
 
     @property
     def _dataset(self):

@@ -22,35 +22,30 @@ from bert_tf.errors import DivergenceError, UserError
 from bert_tf.runs.run import Run
 from bert_tf.storage import files, ownership
 from bert_tf.train.distribution import is_chief, make_strategy, names_lost_worker
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.finetuning.recipe import finetune
 from tasks.training.settings import format_number
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tasks.finetuning.sweep_settings import SweepSettings
+    from tasks.finetuning.settings import DataRows, FinetuneSettings
 
 
 @names_lost_worker
 def sweep(
-    settings: SweepSettings,
+    settings: FinetuneSettings,
     log: Callable[[str], None] = lambda line: None,
     strategy: tf.distribute.Strategy | None = None,
+    data: DataRows | None = None,
 ) -> dict[str, Any]:
-    """Fine-tune one run after the other and write sweep.json.
+    """Fine-tune one run after the other; write sweep.json and return its content.
 
     A second call resumes: finished runs are kept, others continue. A run that diverges is reported
     as failed and the sweep continues. A run that learned nothing ("degenerate") counts like any
     other, and is reported.
 
-    Args:
-        settings: Settings of all runs.
-        log: Called with progress lines.
-        strategy: Strategy of all runs; by default made from the settings.
-
-    Returns:
-        The content of sweep.json.
+    Arguments as of `finetune`, with the settings and the strategy of all runs.
 
     Raises:
         UserError: If the output directory contains something else, and as `finetune`.
@@ -60,10 +55,10 @@ def sweep(
     strategy = strategy or make_strategy(settings.strategy, tpu=settings.tpu, log=log)
     # Only the chief writes; the other processes take part in training.
     if not is_chief(strategy):
-        return _sweep(settings, log, strategy)
+        return _sweep(settings, log, strategy, data)
     _check_free(settings)
     with ownership.sole_writer(settings.output_dir):
-        return _sweep(settings, log, strategy)
+        return _sweep(settings, log, strategy, data)
 
 
 def _check_free(settings):
@@ -80,17 +75,18 @@ def _check_free(settings):
             )
 
 
-def _sweep(settings, log, strategy):
+def _sweep(settings, log, strategy, data):
     """Run the sweep; the caller holds the lock of its directory."""
     chief = is_chief(strategy)
     log_on_chief = log if chief else lambda line: None
     runs, results, metric = settings.runs(), {}, None
+    data = data or settings.read_data()
     for number, (name, of_run) in enumerate(runs.items(), start=1):
         log_on_chief(f"sweep: run {number} of {len(runs)}, {of_run.output_dir}")
         try:
             # Finished runs are found as such and not trained again.
-            run = finetune(of_run, log, strategy, settings.read_data)
-            metric = task_from_dict(run.task).postprocessor.best_metric
+            run = finetune(of_run, log, strategy, data)
+            metric = task_from_dict(run.task).best_metric
             results[name] = _result(run)
         except DivergenceError as error:
             results[name] = {"failed": str(error)}

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from bert_tf.model.bucketing import TOKENS_PER_CHUNK
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.byte_limit import MAX_BYTES
 from bert_tf.text.encoder_inputs import one_sequence, to_flat
+from bert_tf.text.excerpts import MAX_BYTES
 from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
 
@@ -122,10 +122,8 @@ class _Chunks:
     def __init__(self, size_R, budget):
         """Sort the rows by size unless they fit into one chunk.
 
-        Args:
-            size_R: Size of each row.
-            budget: Limit of a chunk's number of rows times its largest size; a larger row is a
-                chunk of its own.
+        The budget limits a chunk's number of rows times its largest size; a larger row is a chunk
+        of its own.
         """
         self.budget = budget
         self.num_rows = tf.size(size_R)
@@ -194,8 +192,8 @@ def _outputs_of_chunks(function, chunks, num_chunks):
     """Run the chunks.
 
     Returns:
-        A TensorArray of one element per chunk, by output; and the widths, that is, all sizes but
-        the first, of the widest chunk, for outputs whose width is unknown. These are not padded.
+        A TensorArray of one element per chunk, by output; and the sizes after the first of the
+        widest chunk, for outputs whose width is unknown, which are not padded.
     """
     outputs = function.structured_outputs
     widths = {

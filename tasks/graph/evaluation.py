@@ -33,15 +33,9 @@ class Evaluator:
         log: Callable[[str], None] = lambda line: None,
         is_compiled: bool = False,
     ):
-        """Keep the arguments.
+        """Evaluate the task's model, which was created in the scope of `strategy`.
 
-        Args:
-            task: Provides losses and metrics.
-            model: The task's model, created in the scope of `strategy`.
-            strategy: Distribution strategy.
-            replica_batch_size: Samples per replica and step.
-            log: Callable that takes lines of progress.
-            is_compiled: Compiles the model with XLA, which requires examples with static shapes.
+        Compiled by XLA (`is_compiled`), it requires examples with static shapes.
         """
         self.task, self.model, self.strategy = task, model, strategy
         self._on_replica = self._outputs_of_replica
@@ -56,14 +50,12 @@ class Evaluator:
     def report(self, encoded: EncodedExamples) -> dict[str, Any]:
         """Return the metrics and the task's tables, by name."""
         metrics, outputs = self._measured(encoded)
-        return {**metrics, **self.task.postprocessor.report(encoded, outputs)}
+        return {**metrics, **self.task.report(encoded, outputs)}
 
     def outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
-        """Return the task's `metric_inputs` of all samples.
+        """Return the task's `metric_inputs` of all samples, `(S, ...)` by output name.
 
-        Returns:
-            Arrays `(S, ...)` by output name, in the order of the samples. Outputs per token are
-            padded to the task's max_seq_length with MASKED_SCORE.
+        Outputs per token are padded to the task's max_seq_length with MASKED_SCORE.
         """
         return self._collected(encoded)
 
@@ -89,14 +81,14 @@ class Evaluator:
 
         outputs = self._collected(encoded, add_losses)
         loss = sum(total / max(weight, 1e-12) for total, weight in sums.values())
-        return {**self.task.postprocessor.metrics(encoded, outputs), "loss": float(loss)}, outputs
+        return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
 
     def _collected(self, encoded, on_batch=lambda numbers, outputs: None, reduced=None):
         """Return the `reduced` outputs of all samples; `on_batch` sees each batch.
 
         By default they are the task's `metric_inputs`.
         """
-        reduced = reduced or self.task.postprocessor.metric_inputs
+        reduced = reduced or self.task.metric_inputs
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
         batches = distribute(
             lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
@@ -158,13 +150,7 @@ class FeatureExamples(EncodedExamples):
     """
 
     def __init__(self, encoded: EncodedExamples, evaluator: Evaluator, log: Callable[[str], None]):
-        """Wrap encoded examples.
-
-        Args:
-            encoded: The token ids.
-            evaluator: Evaluator of a model that has an output "vector".
-            log: Callable that takes log lines.
-        """
+        """Wrap token ids, and the evaluator of a model that has an output "vector"."""
         super().__init__(
             encoded.task,
             encoded.examples,

@@ -1,47 +1,44 @@
 """Models of the published task types: encoder plus head (Devlin et al. 2019, figure 4).
 
 A head is dropout (except for answer spans) and one dense layer in float32. Outputs are dicts of
-float32, batch first.
+float32, batch first. A model is built on construction.
 
 Shape suffixes: B texts (windows), Q questions, L tokens of the longest text, T flattened tokens, H
 hidden size, C outputs, or choices.
 """
 
-from collections.abc import Mapping
-
 import keras
 import tensorflow as tf
 
-import bert_tf.train.losses
-import bert_tf.train.optimizer  # noqa: F401  Registers losses and AdamW for compiled models.
 from bert_tf.config import BertConfig
 from bert_tf.model.dense import dense
 from bert_tf.model.fused_ops import dropout
 from bert_tf.model.layout import MASKED_SCORE, by_sequence
 from bert_tf.weights.pretrained_encoder import Encoder
+from tasks.data.examples import Tensors
 
 HEAD_DROPOUT_ID = 2**15  # Larger than all dropout ids of the encoder.
 
 
 class _Model(keras.Model):
-    """Encoder and a dense layer "classifier"; subclasses define `call`."""
+    """Encoder and a dense layer "classifier"; subclasses define `call`, from inputs to outputs.
+
+    Args:
+        config: Configuration of the encoder.
+        units: Outputs of the head.
+        **kwargs: Arguments of keras.Model.
+    """
 
     has_head_dropout = True
+    has_pooler = True  # An unused pooler is frozen.
 
-    def __init__(self, config: BertConfig | dict, units: int, name: str | None = None, **kwargs):
-        """Create the layers.
-
-        Args:
-            config: Configuration of the encoder.
-            units: Outputs of the head.
-            name: Name of the model.
-            **kwargs: Arguments of keras.Model.
-        """
-        super().__init__(name=name, **kwargs)
-        self.config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
-        self.units = units
-        self.encoder = Encoder(self.config, dtype=self.dtype_policy)
-        self.head = dense(self.config, units, "classifier", "float32")
+    def __init__(self, config: BertConfig, units: int, **kwargs):
+        super().__init__(**kwargs)
+        self.config, self.units = config, units
+        self.encoder = Encoder(config, dtype=self.dtype_policy)
+        self.encoder.pooler.trainable = self.has_pooler
+        self.head = dense(config, units, "classifier", "float32")
+        self.build()
 
     def build(self, inputs_shape: object = None) -> None:
         """Create all weights; shapes follow from the configuration."""
@@ -53,84 +50,54 @@ class _Model(keras.Model):
         rate = self.config.hidden_dropout_prob if self.has_head_dropout else 0.0
         return self.head(dropout(hidden, rate, seed, HEAD_DROPOUT_ID))
 
-    def get_config(self) -> dict[str, object]:
-        """Return the constructor's arguments."""
-        return {**super().get_config(), "config": self.config.to_dict(), "units": self.units}
+    def text_scores(
+        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        """Return the scores `(B, C)` of pooled [CLS] vectors; the encoder draws a missing seed."""
+        seed = self.encoder.dropout_seed(training, seed)
+        pooled_BH = self.encoder(inputs, training=training, seed=seed, pooled_only=True)["pooled"]
+        return self.scores(pooled_BH, seed)
+
+    def token_scores(
+        self, inputs: Tensors, training: bool, seed: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return scores `(B, L, C)`, and is_token, bool `(B, L)`, false at padding."""
+        seed = self.encoder.dropout_seed(training, seed)
+        sequence = self.encoder(inputs, training=training, seed=seed)["sequence"]
+        return by_sequence(self.scores(sequence, seed), inputs)
 
 
-@keras.saving.register_keras_serializable("bert_tf")
 class SequenceClassifier(_Model):
-    """Classifier or regressor of a text or pair, on the pooled [CLS] vector."""
+    """Classifier or regressor of a text or pair; `output` is the name of its output."""
 
-    def __init__(self, config: BertConfig | dict, units: int, output: str = "label", **kwargs):
-        """Create the layers; `output` is the name of the output."""
+    def __init__(self, config: BertConfig, units: int, output: str = "label", **kwargs):
         super().__init__(config, units, **kwargs)
         self.output_key = output
 
     def call(
-        self,
-        inputs: Mapping[str, tf.Tensor],
-        training: bool = False,
-        seed: tf.Tensor | None = None,
+        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> dict[str, tf.Tensor]:
-        """Compute logits.
-
-        Args:
-            inputs: Batch in either layout of the encoder.
-            training: Whether dropout is applied.
-            seed: Seed of dropout; drawn by the encoder if None.
-
-        Returns:
-            Logits `(B, C)` by the name of the output.
-        """
-        seed = self.encoder.dropout_seed(training, seed)
-        pooled_BH = self.encoder(inputs, training=training, seed=seed, pooled_only=True)["pooled"]
-        return {self.output_key: self.scores(pooled_BH, seed)}
-
-    def get_config(self) -> dict[str, object]:
-        """Return the constructor's arguments."""
-        return {**super().get_config(), "output": self.output_key}
+        """Return logits `(B, C)` by the name of the output."""
+        return {self.output_key: self.text_scores(inputs, training, seed)}
 
 
-@keras.saving.register_keras_serializable("bert_tf")
 class ChoiceModel(_Model):
     """Multiple choice (SWAG; Devlin et al. 2019, 4.4): one score per choice of a question."""
 
-    def __init__(self, config: BertConfig | dict, units: int = 1, **kwargs):
-        """Create the layers."""
-        super().__init__(config, units, **kwargs)
+    def __init__(self, config: BertConfig, **kwargs):
+        super().__init__(config, 1, **kwargs)
 
     def call(
-        self,
-        inputs: Mapping[str, tf.Tensor],
-        training: bool = False,
-        seed: tf.Tensor | None = None,
+        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> dict[str, tf.Tensor]:
-        """Compute scores.
+        """Return the scores `choice`, `(Q, C)`, MASKED_SCORE for a missing choice.
 
-        Args:
-            inputs: Batch in either layout of the encoder, and `windows`, int32 `(Q, C)`: indices of
-                the texts of each question's choices, -1 for a missing choice.
-            training: Whether dropout is applied.
-            seed: Seed of dropout.
-
-        Returns:
-            Dict of `choice`, `(Q, C)`, MASKED_SCORE for a missing choice.
+        `inputs` also has `windows`, int32 `(Q, C)`: indices of the texts of each question's
+        choices, -1 for a missing choice.
         """
         inputs = dict(inputs)
         windows_QC = tf.cast(inputs.pop("windows"), tf.int32)
-        seed = self.encoder.dropout_seed(training, seed)
-        return {"choice": on_grid(self.text_scores(inputs, training, seed), windows_QC)}
-
-    def text_scores(
-        self,
-        inputs: Mapping[str, tf.Tensor],
-        training: bool = False,
-        seed: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """Return the score of each text `(B,)`; arguments as in `call`, without `windows`."""
-        pooled_BH = self.encoder(inputs, training=training, seed=seed, pooled_only=True)["pooled"]
-        return self.scores(pooled_BH, seed)[:, 0]
+        return {"choice": on_grid(self.text_scores(inputs, training, seed)[:, 0], windows_QC)}
 
 
 def on_grid(scores_B: tf.Tensor, windows_QC: tf.Tensor) -> tf.Tensor:
@@ -140,52 +107,29 @@ def on_grid(scores_B: tf.Tensor, windows_QC: tf.Tensor) -> tf.Tensor:
     return tf.gather(scores_B, windows_QC + 1)
 
 
-class _TokenWise(_Model):
-    """Model with scores per token."""
-
-    def __init__(self, config: BertConfig | dict, units: int, **kwargs):
-        """Create the layers; the pooler is frozen, because it is not used."""
-        super().__init__(config, units, **kwargs)
-        self.encoder.pooler.trainable = False
-
-    def token_scores(
-        self, inputs: Mapping[str, tf.Tensor], training: bool, seed: tf.Tensor | None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return scores `(B, L, C)`, and is_token, bool `(B, L)`, false at padding."""
-        seed = self.encoder.dropout_seed(training, seed)
-        sequence = self.encoder(inputs, training=training, seed=seed)["sequence"]
-        return by_sequence(self.scores(sequence, seed), inputs)
-
-
-@keras.saving.register_keras_serializable("bert_tf")
-class TokenModel(_TokenWise):
+class TokenModel(_Model):
     """Token classification, such as named entities (Devlin et al. 2019, 5.3)."""
 
+    has_pooler = False
+
     def call(
-        self,
-        inputs: Mapping[str, tf.Tensor],
-        training: bool = False,
-        seed: tf.Tensor | None = None,
+        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> dict[str, tf.Tensor]:
         """Return logits `tag`, `(B, L, C)`; values at padding are undefined."""
         return {"tag": self.token_scores(inputs, training, seed)[0]}
 
 
-@keras.saving.register_keras_serializable("bert_tf")
-class SpanModel(_TokenWise):
+class SpanModel(_Model):
     """Span prediction for question answering (Devlin et al. 2019, 4.2)."""
 
     has_head_dropout = False  # As in the released run_squad.py and in transformers.
+    has_pooler = False
 
-    def __init__(self, config: BertConfig | dict, units: int = 2, **kwargs):
-        """Create the layers."""
-        super().__init__(config, units, **kwargs)
+    def __init__(self, config: BertConfig, **kwargs):
+        super().__init__(config, 2, **kwargs)
 
     def call(
-        self,
-        inputs: Mapping[str, tf.Tensor],
-        training: bool = False,
-        seed: tf.Tensor | None = None,
+        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> dict[str, tf.Tensor]:
         """Return logits `start` and `end`, `(B, L)`, MASKED_SCORE at padding."""
         scores_BL2, is_token_BL = self.token_scores(inputs, training, seed)

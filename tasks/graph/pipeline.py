@@ -10,11 +10,11 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from bert_tf.text.byte_limit import truncate_utf8
-from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.excerpts import tokenize_ends, truncate_utf8
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokenizer
 from tasks.base.task import OutputSpec, SignatureSpec, Task
+from tasks.data.examples import Tensors
 from tasks.data.windows import Windows
 from tasks.graph.chunking import run_in_chunks, run_texts_in_chunks
 from tasks.graph.heads import on_grid
@@ -40,7 +40,7 @@ EMBED_OUTPUTS = {
 class Pipeline(tf.Module):
     """A task's tokenizer and model, combined; its methods map tensors to tensors.
 
-    Of each string only the first MAX_BYTES (bert_tf.text.byte_limit) are read.
+    Of each string only the first MAX_BYTES (bert_tf.text.excerpts) are read.
 
     Args:
         task: The task.
@@ -82,31 +82,18 @@ class Pipeline(tf.Module):
             )
         return self._encoders[key](*in_order)
 
-    def predict(self, **texts: tf.Tensor) -> dict[str, tf.Tensor]:
+    def predict(self, **texts: tf.Tensor) -> Tensors:
         """Map strings `(B,)` per input name to the task's predictions, `(B, ...)` each."""
-        texts = _limited(texts)
-        windows = self._windows(**texts)
-        return self.task.postprocessor.predictions(texts, windows, self._outputs(windows, texts))
+        return self.task.predictions(*self._computed(texts))
 
     def margin(self, **texts: tf.Tensor) -> tf.Tensor:
-        """Return by how much probability each prediction leads the second best one, `(B,)`.
-
-        Arguments as in `predict`.
-        """
-        texts = _limited(texts)
-        windows = self._windows(**texts)
-        outputs = self._outputs(windows, texts)
-        postprocessor = self.task.postprocessor
-        predictions = postprocessor.predictions(texts, windows, outputs)
-        return postprocessor.margin(predictions, windows, outputs)
+        """Return by how much probability each prediction leads the second best one, `(B,)`."""
+        texts, windows, outputs = self._computed(texts)
+        predictions = self.task.predictions(texts, windows, outputs)
+        return self.task.margin(predictions, windows, outputs)
 
     def embed(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Map strings `(B,)` to text vectors.
-
-        Returns:
-            "pooled" and "mean", float32 `(B, H)`; the mean is over all tokens, special tokens
-            included.
-        """
+        """Map strings `(B,)` to vectors "pooled" and "mean", over all tokens, float32 `(B, H)`."""
         budget = token_budget(1, self.task.max_seq_length)
         tokens = tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
         packed = pack([tokens], self.vocabulary, self.task.max_seq_length)
@@ -149,9 +136,6 @@ class Pipeline(tf.Module):
 
         Prediction, export and its parity check share them, since tracing takes seconds.
         """
-        return self._make_signatures()
-
-    def _make_signatures(self):
         texts = self.task.input_names
         return {
             "serving_default": self._served(self.predict, texts),
@@ -161,13 +145,12 @@ class Pipeline(tf.Module):
 
     def signature_specs(self) -> dict[str, SignatureSpec]:
         """Return the specification of each signature."""
-        task, postprocessor = self.task, self.task.postprocessor
-        inputs = task.input_descriptions
+        task, inputs = self.task, self.task.input_descriptions
         return {
             "serving_default": SignatureSpec(
-                postprocessor.description,
+                task.description,
                 inputs,
-                postprocessor.outputs,
+                task.outputs,
                 has_margin=True,
                 splits_texts=task.has_windows,
             ),
@@ -183,11 +166,9 @@ class Pipeline(tf.Module):
         }
 
     def _windows(self, **texts):
-        tokenize = (
-            self.tokenizer.tokenize_with_offsets
-            if self.task.needs_offsets
-            else self.tokenizer.tokenize
-        )
+        tokenizer = self.tokenizer
+        with_offsets = self.task.needs_offsets
+        tokenize = tokenizer.tokenize_with_offsets if with_offsets else tokenizer.tokenize
         return self.task.encode(texts, tokenize, self.vocabulary)
 
     def _make_token_functions(self):
@@ -197,7 +178,7 @@ class Pipeline(tf.Module):
         if "choices" in self.task.input_names:
             # Chunks may separate the choices of an example, so each is scored alone and put on the
             # grid afterwards.
-            return {"choice": self.model.text_scores(inputs)}
+            return {"choice": self.model.text_scores(inputs)[:, 0]}
         return self.model(inputs)
 
     def _vectors(self, inputs):
@@ -206,6 +187,12 @@ class Pipeline(tf.Module):
             "pooled": tf.cast(encoded["pooled"], tf.float32),
             "mean": mean_of_tokens(encoded["sequence"], inputs),
         }
+
+    def _computed(self, texts):
+        """Return texts as they are read, their windows, and the model's outputs."""
+        texts = _limited(texts)
+        windows = self._windows(**texts)
+        return texts, windows, self._outputs(windows, texts)
 
     def _outputs(self, windows, texts):
         """Return the model's outputs, `(W, ...)` by name, or `(B, C)` of choices."""
@@ -221,11 +208,7 @@ class Pipeline(tf.Module):
     def _served(self, function, names):
         """Return a signature's tf.function, which runs requests of any size in chunks."""
         # Padding values that align chunks of different lengths.
-        fillers = {
-            "input_ids": self.vocabulary["[PAD]"],
-            "input_mask": 0,
-            "segment_ids": 0,
-        }
+        fillers = {"input_ids": self.vocabulary["[PAD]"], "input_mask": 0, "segment_ids": 0}
         return self._traced(lambda **texts: run_texts_in_chunks(function, texts, fillers), names)
 
     def _traced(self, function, names, ranks=None):

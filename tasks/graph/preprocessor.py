@@ -13,13 +13,12 @@ import keras
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.text.byte_limit import truncate_utf8
 from bert_tf.text.encoder_inputs import to_padded
+from bert_tf.text.excerpts import truncate_utf8
 from bert_tf.text.normalizer import MAX_INPUT_CHARS_PER_WORD
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import Vocabulary
-from tasks.base.registry import task_from_dict
-from tasks.data.readers.memory import columns_of
+from tasks.base.task import task_from_dict
 
 if TYPE_CHECKING:
     from bert_tf.config import BertConfig
@@ -107,9 +106,7 @@ class Preprocessor(keras.layers.Layer):
                 "to fit, predict and evaluate of the model"
             )
         if not _is_symbolic(inputs):
-            names = self.task.input_names
-            lists = [name for name in names if self.task.INPUT_RANKS.get(name) == 2]
-            columns = columns_of(inputs, names, lists)
+            columns = self.task.columns(inputs)
             inputs = {name: tf.constant(values) for name, values in columns.items()}
         return super().__call__(inputs, **kwargs)
 
@@ -121,9 +118,9 @@ class Preprocessor(keras.layers.Layer):
         else:
             parts = inputs if isinstance(inputs, list | tuple) else [inputs]
             texts = dict(zip(names, parts, strict=True))
-        tokenize, vocabulary = self.tokenizer.tokenize, self.vocabulary
         texts = {name: truncate_utf8(tf.reshape(values, [-1])) for name, values in texts.items()}
-        return to_padded(self.task.encode(texts, tokenize, vocabulary).packed, vocabulary)
+        windows = self.task.encode(texts, self.tokenizer.tokenize, self.vocabulary)
+        return to_padded(windows.packed, self.vocabulary)
 
     def compute_output_spec(self, inputs: Any) -> dict[str, keras.KerasTensor]:
         """Return the symbolic outputs; Keras asks for them before it loads the vocabulary."""

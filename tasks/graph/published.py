@@ -35,11 +35,7 @@ def version_directories(path: str | os.PathLike[str]) -> dict[int, str]:
 
 
 def published_version(path: str) -> str | None:
-    """Return the directory of the SavedModel at a path, or of its newest version.
-
-    Args:
-        path: Directory of one version, or of versions. For any other the result is `None`.
-    """
+    """Return the SavedModel at a path, or in its directory of the newest version, or `None`."""
     if files.is_remote(path) or not os.path.isdir(path):
         return None
     if files.exists(os.path.join(path, _GRAPH)):

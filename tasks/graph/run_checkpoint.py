@@ -1,29 +1,32 @@
-"""Checkpoints of runs: where the weights of a `TaskModel` come from."""
+"""Checkpoints of runs: where the weights of a `TaskModel` come from, and its tuned values.
+
+Tuned values, thresholds and temperatures, belong to the checkpoint they were fitted to. task.json
+describes the requested task and does not change. The values are in checkpoint.json, written in one
+atomic write:
+
+    "tuned": {"values": {field of the task: value}, "metrics": {name: value with the tuned values},
+              "file": path of the dev file, "sha256": hash of that file, "warnings": [line]}
+
+Weights converted from another program have one checkpoint; task.json has their values.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+import keras
 import numpy as np
 
 from bert_tf.errors import UserError
 from bert_tf.runs import checkpoints
 from bert_tf.runs.run import Run
 from bert_tf.weights import name_map
-from tasks.base.registry import task_from_dict
-from tasks.base.tuning import task_at, tuned_at
+from tasks.base.task import Task, task_from_dict
 
-if TYPE_CHECKING:
-    import keras
-
-    from bert_tf.config import BertConfig
-    from bert_tf.text.vocabulary import Vocabulary
-    from tasks.base.task import Task
-
-_PRETRAINED = "pretrained"  # Task type of runs without task.json, `MaskedLmTask`.
+PRETRAINED = "pretrained"  # Task type of runs without task.json, `MaskedLmTask`.
 _DROPOUT = "dropout_seed/"
 # Converted weights have no dropout state, which predictions do not use; those of a masked language
 # model may have no next sentence head.
@@ -38,7 +41,7 @@ class RunCheckpoint:
         run: The run.
         task: The task. A run that was only pretrained has a `MaskedLmTask`.
         path: Directory of the checkpoint.
-        tuned: What was tuned (tasks/base/tuning.py), or `None`.
+        tuned: What was tuned, or `None`.
     """
 
     run: Run
@@ -48,15 +51,10 @@ class RunCheckpoint:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], checkpoint: str | None = None) -> Self:
-        """Open a checkpoint without reading its weights.
-
-        Args:
-            path: Run directory.
-            checkpoint: Name of a directory in its checkpoints; by default the best, else the
-                latest.
+        """Open a checkpoint, by default the best, else the latest, without reading its weights.
 
         Raises:
-            UserError: If it is not a run, or has no such checkpoint.
+            UserError: If it is not a run, or has no checkpoint of this name.
         """
         run = Run.open(path)
         step = (
@@ -67,7 +65,7 @@ class RunCheckpoint:
         tuned: dict[str, Any] | None
         if run.task is None:
             length = run.config.max_position_embeddings
-            task, tuned = task_from_dict({"kind": _PRETRAINED, "max_seq_length": length}), None
+            task, tuned = task_from_dict({"kind": PRETRAINED, "max_seq_length": length}), None
         else:
             task, tuned = task_at(run, step), tuned_at(run, step)
         return cls(run, task, run.checkpoints.path(step), tuned)
@@ -95,11 +93,7 @@ class RunCheckpoint:
         return values
 
     def assign(self, values: Mapping[str, np.ndarray], network: keras.Model) -> None:
-        """Assign the tensors of `read` to a network of the task.
-
-        Raises:
-            UserError: If names or shapes do not match.
-        """
+        """Assign the tensors of `read` to a network; raises UserError if names or shapes differ."""
         variables = checkpoints.model_variables(network)
         checkpoints.assign(
             {
@@ -154,21 +148,17 @@ class RunCheckpoint:
         return f"{self.path}: untuned: {names} {remedy}"
 
 
-def save_run(
-    path: str | os.PathLike[str],
-    config: BertConfig,
-    vocabulary: Vocabulary,
-    record: Mapping[str, Any],
-    task: Task,
-    network: keras.Model,
-) -> Run:
-    """Write a run directory with one checkpoint; see `TaskModel` for the arguments."""
-    # Tuned values belong to the checkpoint.
-    values = None if task.kind == _PRETRAINED else task.with_tuned({}).to_dict()
-    with Run.writing(path):
-        run = Run.create(path, config, vocabulary, record, values)
-        run.checkpoints.save(0, checkpoints.model_variables(network))
-        if task.tunable_fields and not task.untuned_fields:
-            tuned = {name: getattr(task, name) for name in task.tunable_fields}
-            run.checkpoints.set_tuned(0, {"values": tuned, "metrics": {}})
-    return run
+def tuned_at(run: Run, step: int) -> dict[str, Any] | None:
+    """Return what was tuned for the checkpoint at a step, or `None`."""
+    tuned = run.checkpoints.info(step).get("tuned")
+    if tuned is not None or "settings" in run.train:
+        return tuned
+    task = task_from_dict(run.task or {})  # Of converted weights.
+    values = {name: getattr(task, name) for name in task.tunable_fields}
+    return {"values": values, "metrics": {}} if values and not task.untuned_fields else None
+
+
+def task_at(run: Run, step: int) -> Task:
+    """Return the run's task with the values tuned for the checkpoint at a step, if any."""
+    task = task_from_dict(run.task or {})
+    return task.with_tuned((tuned_at(run, step) or {}).get("values", {}))

@@ -1,11 +1,10 @@
 """Traced functions from strings to predictions, called with Python strings.
 
-Shape suffixes: N rows, L tokens of a sequence.
+Shape suffixes: N rows.
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +17,7 @@ from bert_tf.runs.checkpoints import load_saved_model
 from bert_tf.system.processes import FirstCalls
 from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.packing import Packed
-from tasks.base.registry import task_from_dict
-from tasks.base.task import Task
+from tasks.base.task import Task, task_from_dict
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import jsonable
 from tasks.graph.pipeline import Pipeline
@@ -28,22 +26,19 @@ from tasks.graph.published import published_task
 ROWS_PER_CALL = 1024  # Bounds memory.
 
 
-class Serving(abc.ABC):
+class Serving:
     """The signatures of a task, called with Python strings.
 
-    Attributes:
+    Args:
         task: The task.
+        signatures: Functions of string tensors by position, by name of the signature.
     """
 
-    task: Task
-
-    def __init__(self) -> None:
+    def __init__(
+        self, task: Task, signatures: Mapping[str, tf.types.experimental.GenericFunction]
+    ) -> None:
+        self.task, self.signatures = task, signatures
         self._first_calls = FirstCalls()
-
-    @property
-    @abc.abstractmethod
-    def signatures(self) -> Mapping[str, tf.types.experimental.GenericFunction]:
-        """Functions of string tensors by position, by name of the signature."""
 
     def call(
         self, signature: str, columns: Mapping[str, list], batch_size: int = ROWS_PER_CALL
@@ -72,18 +67,10 @@ class Serving(abc.ABC):
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
 
     def predict_rows(self, columns: Mapping[str, list], batch_size: int) -> list[dict[str, Any]]:
-        """Return the prediction per row as a dict of JSON types, without padding.
-
-        Args:
-            columns: As for `call`.
-            batch_size: Rows per call.
-        """
+        """Return the prediction per row as a dict of JSON types, without padding; see `call`."""
         outputs = self.call("serving_default", columns, batch_size)
         rows = zip(*(values.tolist() for values in outputs.values()), strict=True)
-        return [
-            self.task.postprocessor.strip_padding(dict(zip(outputs, row, strict=True)))
-            for row in rows
-        ]
+        return [self.task.strip_padding(dict(zip(outputs, row, strict=True))) for row in rows]
 
     def output_types(self) -> dict[str, tuple[str, int]]:
         """Return the name of the dtype and the number of list levels per predicted output."""
@@ -95,20 +82,11 @@ class Serving(abc.ABC):
 
 
 class ServingFunctions(Serving):
-    """The signatures of a pipeline.
-
-    Args:
-        pipeline: The pipeline.
-    """
+    """The signatures of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        super().__init__()
-        self.pipeline, self.task = pipeline, pipeline.task
-
-    @property
-    def signatures(self) -> Mapping[str, tf.types.experimental.GenericFunction]:
-        """See `Serving`."""
-        return self.pipeline.signatures
+        super().__init__(pipeline.task, pipeline.signatures)
+        self.pipeline = pipeline
 
     def attention(self, columns: Mapping[str, list]) -> list[tuple[list[str], np.ndarray]]:
         """Return tokens and attention probabilities per sequence; see `TaskModel.attention`."""
@@ -140,26 +118,20 @@ class PublishedModel(Serving):
     """
 
     def __init__(self, version: str) -> None:
-        super().__init__()
-        self.task = task_from_dict(published_task(version))
+        task = task_from_dict(published_task(version))
         try:
             # Kept, since a signature does not keep the variables of its model alive.
             self._model = load_saved_model(version)
             served = self._model.signatures["serving_default"]
         except (OSError, KeyError, tf.errors.OpError) as error:
             raise UserError(f"{version}: not a published model: {error}") from None
-        names, specs = self.task.input_names, served.structured_input_signature[1]
+        names, specs = task.input_names, served.structured_input_signature[1]
 
         @tf.function(input_signature=[specs[name] for name in names], autograph=False)
         def by_position(*texts):
             return served(**dict(zip(names, texts, strict=True)))
 
-        self._signatures = {"serving_default": by_position}
-
-    @property
-    def signatures(self) -> Mapping[str, tf.types.experimental.GenericFunction]:
-        """See `Serving`."""
-        return self._signatures
+        super().__init__(task, {"serving_default": by_position})
 
 
 def _with_str(values):

@@ -19,21 +19,11 @@ KINDS = ("softmax", "sigmoid")
 def expected_calibration_error(
     probabilities_NC: np.ndarray, labels_N: np.ndarray, bins: int = 15
 ) -> float:
-    """Return the mean gap between confidence and accuracy over bins of equal width.
+    """Return the mean gap between confidence and accuracy over bins of equal width, 0 to 1.
 
-    The confidence is the highest probability of an example. Bins are weighted by their number of
-    examples and include their upper edge.
-
-    Args:
-        probabilities_NC: float `(N, C)`; for a binary decision `[1 - p, p]`.
-        labels_N: Label ids, int `(N,)`.
-        bins: Number of bins.
-
-    Returns:
-        The error, from 0 to 1; 0 without examples.
-
-    Raises:
-        UserError: At NaN or infinity.
+    The confidence is the highest probability of an example; of a binary decision these are
+    `[1 - p, p]`. Bins are weighted by their number of examples and include their upper edge. The
+    error is 0 without examples. Raises UserError at NaN or infinity.
     """
     probabilities_NC = finite(probabilities_NC, "probabilities")
     if not len(probabilities_NC):
@@ -50,7 +40,7 @@ def fit_temperature(logits_NC: np.ndarray, labels: np.ndarray, kind: str) -> flo
     """Return the temperature T of softmax(logits / T), or sigmoid, with the lowest loss.
 
     Args:
-        logits_NC: float `(N, C)`.
+        logits_NC: float.
         labels: For "softmax" ids, int `(N,)`. For "sigmoid", where each logit is its own decision,
             one label per logit, bool or 0 and 1: `(N,)` for logits `(N, 1)`, otherwise `(N, C)`.
         kind: "softmax" or "sigmoid".

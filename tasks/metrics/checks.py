@@ -7,11 +7,7 @@ from bert_tf.errors import UserError
 
 
 def same_shape(first: ArrayLike, second: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Return both as arrays.
-
-    Raises:
-        ValueError: If the shapes differ, where NumPy would broadcast.
-    """
+    """Return both as arrays; raises ValueError if shapes differ, where NumPy would broadcast."""
     first, second = np.asarray(first), np.asarray(second)
     if first.shape != second.shape:
         raise ValueError(f"shapes {first.shape} and {second.shape}: expected equal shapes")
@@ -19,15 +15,7 @@ def same_shape(first: ArrayLike, second: ArrayLike) -> tuple[np.ndarray, np.ndar
 
 
 def finite(values: ArrayLike, what: str = "scores") -> np.ndarray:
-    """Return the values as float64.
-
-    Args:
-        values: Array of any shape.
-        what: Name of the values for the message.
-
-    Raises:
-        UserError: At NaN or infinity, which have no order and no mean.
-    """
+    """Return the values as float64; raises UserError at NaN or infinity, which have no order."""
     values = np.asarray(values, np.float64)
     bad = np.count_nonzero(~np.isfinite(values))
     if bad:

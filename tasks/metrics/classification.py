@@ -30,27 +30,16 @@ MAX_NAMED = 20  # With more labels there are no metrics per label, since nobody 
 def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Return the fraction of examples with a correct prediction.
 
-    Args:
-        labels: Label ids `(N,)`, or bool `(N, C)`, of which all have to be correct.
-        predictions: As `labels`.
+    Labels and predictions are ids `(N,)`, or bool `(N, C)`, of which all have to be correct.
     """
     return float(_or_zeros(accuracy_score, *same_shape(labels, predictions)))
 
 
 def roc_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
-    """Return the area under the ROC curve.
+    """Return the area under the ROC curve; 0.5 without a positive or without a negative example.
 
     It is the probability that a positive example scores above a negative one; ties count half.
-
-    Args:
-        is_positive_N: bool `(N,)`.
-        scores_N: float `(N,)`.
-
-    Returns:
-        The area; 0.5 without a positive or without a negative example.
-
-    Raises:
-        UserError: At NaN or infinity.
+    Raises UserError at NaN or infinity.
     """
     is_positive_N, scores_N = same_shape(is_positive_N, finite(scores_N))
     if not _differ(is_positive_N):
@@ -59,17 +48,9 @@ def roc_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
 
 
 def pr_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
-    """Return the area under the precision-recall curve in steps, that is, average precision.
+    """Return the average precision: 1 without a negative example, 0 without a positive one.
 
-    Args:
-        is_positive_N: bool `(N,)`.
-        scores_N: float `(N,)`.
-
-    Returns:
-        The area; 1 without a negative example, 0 without a positive one.
-
-    Raises:
-        UserError: At NaN or infinity.
+    Raises UserError at NaN or infinity.
     """
     is_positive_N, scores_N = same_shape(is_positive_N, finite(scores_N))
     if not is_positive_N.any():
@@ -86,9 +67,9 @@ def single_label_metrics(
     """Return the metrics of one label per example.
 
     Args:
-        labels_N: Label ids, int `(N,)`.
-        predictions_N: Predicted ids, int `(N,)`.
-        probabilities_NC: float `(N, C)`.
+        labels_N: Label ids, int.
+        predictions_N: Predicted ids, int.
+        probabilities_NC: float.
         names: The labels' names; each has its own F1 if there are at most MAX_NAMED.
 
     Returns:
@@ -111,15 +92,12 @@ def single_label_metrics(
 def positive_class_metrics(
     is_positive_N: np.ndarray, is_chosen_N: np.ndarray, scores_N: np.ndarray
 ) -> dict[str, float]:
-    """Return the metrics of one class against all others.
+    """Return f1, precision, recall, pr_auc and roc_auc of one class against all others.
 
     Args:
-        is_positive_N: Whether an example is labelled with the class, bool `(N,)`.
-        is_chosen_N: Whether the class is predicted, bool `(N,)`.
-        scores_N: Scores that rank the examples, float `(N,)`.
-
-    Returns:
-        f1, precision, recall, pr_auc and roc_auc.
+        is_positive_N: Whether an example is labelled with the class, bool.
+        is_chosen_N: Whether the class is predicted, bool.
+        scores_N: Scores that rank the examples, float.
     """
     of_both = _per_label(is_positive_N, is_chosen_N, 2)
     return {
@@ -135,13 +113,7 @@ def multi_label_metrics(
     probabilities_NC: np.ndarray,
     names: Sequence[str],
 ) -> dict[str, float]:
-    """Return the metrics of any number of labels per example.
-
-    Args:
-        labels_NC: bool, or 0 and 1, `(N, C)`.
-        selected_NC: Predicted labels, bool `(N, C)`.
-        probabilities_NC: float `(N, C)`.
-        names: The labels' names; each has its own F1 if there are at most MAX_NAMED.
+    """Return the metrics of any number of labels per example; arguments as in the table's.
 
     Returns:
         micro_f1, macro_f1 (the mean over all labels), exact_match, f1_NAME, degenerate as in
@@ -194,7 +166,12 @@ def single_label_table(
 def multi_label_table(
     labels_NC: np.ndarray, selected_NC: np.ndarray, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return metrics per label, as lists; arguments as in `multi_label_metrics`.
+    """Return metrics per label, as lists.
+
+    Args:
+        labels_NC: bool, or 0 and 1.
+        selected_NC: Predicted labels, bool.
+        names: The labels' names.
 
     Returns:
         As `single_label_table` without pr_auc. "confusion_matrix" has one matrix per label,

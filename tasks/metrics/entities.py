@@ -24,14 +24,13 @@ def entity_scores(
 
     Args:
         gold_sentences: Tags per sentence; a bare "B" or "I" has the type "_".
-        predicted_sentences: Tags per sentence, as many and as long.
+        predicted_sentences: Tags per sentence, as many and as long, otherwise ValueError.
 
     Returns:
         {"precision", "recall", "f1", "types": {type: {"precision", "recall", "f1", "support"}}},
         with the types that occur in either. Undefined ratios are 0.
 
     Raises:
-        ValueError: If numbers of sentences or tags differ.
         UserError: At an invalid tag.
     """
     gold, predicted = _as_lists(gold_sentences), _as_lists(predicted_sentences)

@@ -34,16 +34,10 @@ def exact_match(prediction: str, golds: Iterable[str]) -> float:
 
 
 def f1(prediction: str, golds: Iterable[str], version: int = 2) -> float:
-    """Return the highest F1 of bags of words of a prediction and a gold answer.
+    """Return the highest F1 of bags of words of a prediction and a gold answer, 0 without gold.
 
-    Args:
-        prediction: Predicted text.
-        golds: Gold answers.
-        version: 1 or 2. If the prediction or the gold answer has no words, the F1 is 0 in version
-            1; in version 2 it is 1 if neither has words, otherwise 0.
-
-    Returns:
-        The F1; 0 without gold answers.
+    If the prediction or the gold answer has no words, the F1 is 0 in version 1; in version 2 it is
+    1 if neither has words, otherwise 0.
     """
     words = normalize_answer(prediction).split()
     return max((_f1(words, normalize_answer(gold).split(), version) for gold in golds), default=0.0)
@@ -57,16 +51,13 @@ def squad_scores(
     """Return the mean exact match and F1 over questions; 0 without questions.
 
     Args:
-        predictions: `{id: text}`.
+        predictions: `{id: text}`, with all ids of `golds`.
         golds: `{id: texts}`; [] and [""] mean "no answer".
         version: 1 or 2. Version 2 skips gold answers without words.
 
     Returns:
         {"exact_match", "f1"}. In version 2 also has_answer_exact_match, has_answer_f1,
         no_answer_exact_match and no_answer_f1, each pair if there are such questions.
-
-    Raises:
-        KeyError: At a question without a prediction.
     """
     each = _each_question(predictions, golds, version)
     scores = _means("", each.values())
@@ -80,14 +71,9 @@ def squad_scores(
 def scores_by_length(
     predictions: Mapping[Hashable, str], golds: Mapping[Hashable, Sequence[str]]
 ) -> dict[str, dict[str, float]]:
-    """Return the scores of questions by the number of words of their shortest answer.
+    """Return exact_match and f1 by the number of words of the shortest answer, such as "2 words".
 
-    Args:
-        predictions: Predicted text by question.
-        golds: Gold answers by question; none for questions without an answer.
-
-    Returns:
-        `squad_scores`' exact_match and f1 by group, such as "2 words", for groups with questions.
+    Arguments as in `squad_scores`; groups without questions are left out.
     """
     groups: dict[str, list[Hashable]] = {name: [] for _, name in _LENGTHS}
     for question, answers in golds.items():
@@ -108,7 +94,7 @@ def best_null_threshold(
     predictions: Mapping[Hashable, str],
     golds: Mapping[Hashable, Sequence[str]],
 ) -> tuple[float, dict[str, float]]:
-    """Return the no-answer threshold with the best F1 of version 2.
+    """Return the no-answer threshold with the best F1 of version 2, and its exact_match and f1.
 
     A question is predicted as unanswerable if its no-answer score is above the threshold. Unlike
     the search of evaluate-v2.0, this one never separates equal scores, and includes a threshold
@@ -118,9 +104,6 @@ def best_null_threshold(
         no_answer_scores: `{id: score}`, higher if an answer is less likely.
         predictions: `{id: text}`, the best text that is not "".
         golds: `{id: texts}`; [] and [""] mean "no answer".
-
-    Returns:
-        (threshold, {"exact_match", "f1"}).
 
     Raises:
         UserError: Without questions, at NaN and infinity.

@@ -13,13 +13,7 @@ from tasks.metrics.checks import finite, same_shape
 
 
 def parse_objective(text: str) -> tuple[str, float | None]:
-    """Parse an objective of tuning a threshold.
-
-    Args:
-        text: "f1", "precision=P" or "recall=R".
-
-    Returns:
-        (name, minimum): ("f1", None), ("precision", P) or ("recall", R).
+    """Return the name and minimum of "f1" (None), "precision=P" or "recall=R".
 
     Raises:
         UserError: If it is none of these, or P or R is not in (0, 1].
@@ -47,8 +41,8 @@ def best_threshold(
     Of equally good thresholds the highest is returned.
 
     Args:
-        is_positive_N: bool `(N,)`.
-        scores_N: float `(N,)`.
+        is_positive_N: bool.
+        scores_N: float.
         objective: "f1" maximizes F1. "precision=P" maximizes recall among the thresholds of at
             least precision P; if there is none, "reached" is False and it maximizes precision, then
             recall. "recall=R" maximizes precision among the thresholds of at least recall R.

@@ -7,9 +7,10 @@ a name means what it says for the outputs of the task; what cannot fit them is r
 from __future__ import annotations
 
 import functools
+import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -21,42 +22,66 @@ from tasks.base.task import Task
 
 _SPARSE, _BINARY = "sparse_categorical_crossentropy", "binary_crossentropy"
 _FOCAL = "binary_focal_crossentropy"
-_REGRESSION = (
-    *("mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_logarithmic_error"),
-    *("huber", "log_cosh"),
+
+
+class _Fitting(NamedTuple):
+    """Names of Keras that fit an output."""
+
+    same: tuple[str, ...] = ()  # Of the loss of the task.
+    others: tuple[str, ...] = ()  # Of other losses.
+    accuracies: tuple[str, ...] = ()  # Of the accuracy of labels.
+    metrics: tuple[str, ...] = ()  # Of other metrics.
+    suffix: str = ""  # What a message adds to the name of the task.
+
+
+_OF_SOFTMAX = _Fitting(
+    same=(_SPARSE,),
+    accuracies=("accuracy", "sparse_categorical_accuracy"),
+    metrics=("sparse_top_k_categorical_accuracy",),
 )
-# By the loss of a task: the names of the same loss in Keras, and of others that fit the outputs.
-_LOSSES: dict[Callable[..., Any], tuple[tuple[str, ...], tuple[str, ...]]] = {
-    losses.softmax_cross_entropy: ((_SPARSE,), ()),
-    losses.half_softmax_cross_entropy: ((_SPARSE,), ()),
-    losses.sigmoid_cross_entropy: ((_BINARY, _SPARSE), (_FOCAL,)),
-    losses.multi_label_cross_entropy: ((_BINARY,), (_FOCAL,)),
-    losses.squared_error: (("mean_squared_error",), _REGRESSION),
-    losses.focal_softmax_cross_entropy: ((), (_SPARSE,)),
-    losses.focal_sigmoid_cross_entropy: ((), (_BINARY, _FOCAL)),
-    losses.focal_multi_label_cross_entropy: ((), (_BINARY, _FOCAL)),
-}
-_SOFTMAX = (
-    losses.softmax_cross_entropy,
-    losses.half_softmax_cross_entropy,
-    losses.focal_softmax_cross_entropy,
+_OF_SIGMOID = _Fitting(
+    same=(_BINARY, _SPARSE),
+    others=(_FOCAL,),
+    accuracies=("accuracy", "sparse_categorical_accuracy", "binary_accuracy"),
+    suffix=" with two labels, which is one logit",
 )
-_SIGMOID = (losses.sigmoid_cross_entropy, losses.focal_sigmoid_cross_entropy)
-_MULTI_LABEL = (losses.multi_label_cross_entropy, losses.focal_multi_label_cross_entropy)
-# Metrics of Keras that are the accuracy of labels, by the loss of the task.
-_ACCURACIES = {
-    **dict.fromkeys(_SOFTMAX, ("accuracy", "sparse_categorical_accuracy")),
-    **dict.fromkeys(_SIGMOID, ("accuracy", "sparse_categorical_accuracy", "binary_accuracy")),
-    **dict.fromkeys(_MULTI_LABEL, ("accuracy", "binary_accuracy")),
-}
-_METRICS = {
-    **dict.fromkeys(_SOFTMAX, ("sparse_top_k_categorical_accuracy",)),
-    losses.squared_error: ("mean_squared_error", "root_mean_squared_error", *_REGRESSION[:3]),
+_OF_LABELS = _Fitting(
+    same=(_BINARY,),
+    others=(_FOCAL,),
+    accuracies=("accuracy", "binary_accuracy"),
+    suffix=" with multi_label",
+)
+_OF_NUMBERS = (
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_logarithmic_error",
+)
+# By the loss of an output, or the focal loss in its place.
+_FITTING: dict[Any, _Fitting] = {
+    losses.softmax_cross_entropy: _OF_SOFTMAX,
+    losses.half_softmax_cross_entropy: _OF_SOFTMAX,
+    losses.focal_softmax_cross_entropy: _OF_SOFTMAX,
+    losses.sigmoid_cross_entropy: _OF_SIGMOID,
+    losses.focal_sigmoid_cross_entropy: _OF_SIGMOID,
+    losses.multi_label_cross_entropy: _OF_LABELS,
+    losses.focal_multi_label_cross_entropy: _OF_LABELS,
+    losses.squared_error: _Fitting(
+        same=("mean_squared_error",),
+        others=(*_OF_NUMBERS, "huber", "log_cosh"),
+        metrics=("mean_squared_error", "root_mean_squared_error", *_OF_NUMBERS),
+    ),
 }
 # All other metrics of tasks are the better the higher they are.
 LOWER_IS_BETTER = ("loss", "mean_squared_error", "ece", "degenerate", "false_alarm_rate")
 # Metrics of Keras that compare probabilities with a threshold, by its attribute.
 _THRESHOLDS = {"binary_accuracy": "threshold", "precision": "thresholds", "recall": "thresholds"}
+# Metrics of Keras for labels that are one-hot, or for probabilities of them.
+_OF_ONE_HOT = (
+    "accuracy",
+    "categorical_accuracy",
+    "categorical_crossentropy",
+    "top_k_categorical_accuracy",
+)
 
 
 def compile_arguments(
@@ -74,14 +99,10 @@ def compile_arguments(
         UserError: If one does not fit an output.
     """
     outputs = list(task.losses)
-    if loss == "auto":
-        loss = {name: WeightedMean(function) for name, function in task.losses.items()}
-    else:
-        if isinstance(loss, list | tuple):
-            loss = dict(zip(outputs, loss, strict=False))
-        elif not isinstance(loss, Mapping):
-            loss = dict.fromkeys(outputs, loss)
-        loss = {name: loss_of(task, name, value) for name, value in loss.items()}
+    if isinstance(loss, list | tuple):
+        loss = dict(zip(outputs, loss, strict=False))
+    elif not isinstance(loss, Mapping):
+        loss = dict.fromkeys(outputs, loss)
     metrics = _by_output(task, metrics)
     if weighted_metrics == "auto":
         # Of several outputs, Keras puts the output's name before the metric's.
@@ -89,20 +110,17 @@ def compile_arguments(
     weighted_metrics = _by_output(task, weighted_metrics)
     for name, of_output in metrics.items():
         # Padding and tokens without a label have the weight 0, which other metrics do not see.
-        names = [metric.name for metric in weighted_metrics.setdefault(name, [])]
-        weighted_metrics[name] += [
-            metric
-            for metric in of_output
-            if isinstance(metric, LabelAccuracy) and metric.name not in names
-        ]
-        metrics[name] = [entry for entry in of_output if not isinstance(entry, LabelAccuracy)]
-    chosen = {"metrics": metrics, "weighted_metrics": weighted_metrics}
+        accuracies = [entry for entry in of_output if isinstance(entry, LabelAccuracy)]
+        metrics[name] = [entry for entry in of_output if entry not in accuracies]
+        weighted = weighted_metrics.setdefault(name, [])
+        names = [entry.name for entry in weighted]
+        weighted += [entry for entry in accuracies if entry.name not in names]
     return {
-        "loss": loss,
-        **{
-            argument: {name: entries for name, entries in of_outputs.items() if entries} or None
-            for argument, of_outputs in chosen.items()
-        },
+        "loss": {name: _loss_of(task, name, value) for name, value in loss.items()},
+        "metrics": {name: entries for name, entries in metrics.items() if entries} or None,
+        "weighted_metrics": (
+            {name: entries for name, entries in weighted_metrics.items() if entries} or None
+        ),
     }
 
 
@@ -116,7 +134,7 @@ def _by_output(task, metrics):
             raise UserError(f"metrics: expected a dict by output: {', '.join(task.losses)}")
         metrics = dict.fromkeys(task.losses, metrics)
     return {
-        output: [metric_of(task, output, metric) for metric in _listed(of_output)]
+        output: [_metric_of(task, output, metric) for metric in _listed(of_output)]
         for output, of_output in metrics.items()
     }
 
@@ -125,86 +143,61 @@ def _listed(entries):
     return list(entries) if isinstance(entries, list | tuple) else [entries]
 
 
-def loss_of(task: Task, output: str, loss: Any) -> Any:
-    """Return a loss of Keras for an output of a task.
-
-    Args:
-        task: The task.
-        output: Name of the output.
-        loss: Name, function or Loss of Keras. Others are returned unchanged.
-
-    Raises:
-        UserError: If it does not fit the output.
-    """
-    function, name = _function_of(task, output), _name_of(loss, keras.losses)
-    if name is None or function not in _LOSSES:
+def _loss_of(task, output, loss):
+    """Return a loss for an output, if it fits; losses that are not of Keras are left unchanged."""
+    if isinstance(loss, str) and loss == "auto":
+        return WeightedMean(task.losses[output])
+    fitting, name = _fitting_of(task, output), _name_of(loss, keras.losses)
+    if name is None or not fitting.same:
         return loss
-    same, others = _LOSSES[function]
+    names = (*fitting.same, *fitting.others)
     if isinstance(loss, keras.losses.Loss):
-        fitting = tuple(entry for entry in (*same, *others) if not _is_argmax(entry, function))
-        if name in fitting:
+        names = tuple(entry for entry in names if not _is_argmax(entry, fitting))
+        if name in names:
             _check_logits("loss", loss)
             return loss
-        fitting = tuple(f"{_class_name(entry)}(...)" for entry in fitting)
-    else:
-        fitting = (*same, *others)
-        if name in same:
-            return WeightedMean(task.losses[output])
-        if name in others and "from_logits" not in _arguments(name):
-            return name
-        if name in others and not isinstance(task.losses[output], functools.partial):
-            return getattr(keras.losses, _class_name(name))(from_logits=True)
-        if isinstance(task.losses[output], functools.partial):
-            fitting = ()  # The focal loss of the task.
+        names = tuple(f"{_class_name(entry)}(...)" for entry in names)
+    elif isinstance(task.losses[output], functools.partial):
+        names = ()  # Keras has no focal loss of the task's gamma.
+    elif name in fitting.same:
+        return WeightedMean(task.losses[output])
+    elif name in fitting.others:
+        has_logits = "from_logits" in inspect.signature(keras.losses.get(name)).parameters
+        return getattr(keras.losses, _class_name(name))(from_logits=True) if has_logits else name
     raise UserError(
-        f"loss={name!r}: does not fit the output {output!r} of {_described(task, function)}; "
-        f"expected {', '.join(('auto', *fitting))}"
+        f"loss={name!r}: does not fit the output {output!r} of {task.kind}{fitting.suffix}; "
+        f"expected {', '.join(('auto', *names))}"
     )
 
 
-def metric_of(task: Task, output: str, metric: Any) -> Any:
-    """Return a metric of Keras for an output of a task.
-
-    Args:
-        task: The task.
-        output: Name of the output.
-        metric: Name, function or Metric of Keras. Others are returned unchanged.
-
-    Raises:
-        UserError: If it does not fit the output.
-    """
-    function, name = _function_of(task, output), _name_of(metric, keras.metrics)
+def _metric_of(task, output, metric):
+    """Return a metric for an output, if it fits; metrics that are not of Keras are left as is."""
+    fitting, name = _fitting_of(task, output), _name_of(metric, keras.metrics)
     if name is None:
         return metric
-    accuracies = _ACCURACIES.get(function, ()) if output in task.accuracies else ()
-    others = _METRICS.get(function, ())
+    accuracies = fitting.accuracies if output in task.accuracies else ()
     if isinstance(metric, keras.metrics.Metric):
-        is_wrong = _is_argmax(name, function) or name in (
-            *("accuracy", "categorical_accuracy", "top_k_categorical_accuracy"),
-            "categorical_crossentropy",
-        )
-        threshold = getattr(metric, _THRESHOLDS.get(name, ""), 0)
-        if not is_wrong and threshold in (0.5, [0.5]):
-            raise UserError(
-                f"metrics: {type(metric).__name__} compares logits with 0.5; pass "
-                f"{_THRESHOLDS[name]}=0"
-            )
-        if not is_wrong:
+        if not _is_argmax(name, fitting) and name not in _OF_ONE_HOT:
+            if getattr(metric, _THRESHOLDS.get(name, ""), 0) in (0.5, [0.5]):
+                raise UserError(
+                    f"metrics: {type(metric).__name__} compares logits with 0.5; pass "
+                    f"{_THRESHOLDS[name]}=0"
+                )
             _check_logits("metrics", metric)
             return metric
     elif name in accuracies:
         return LabelAccuracy(name)
-    elif name in others:
+    elif name in fitting.metrics:
         return metric
     raise UserError(
-        f"metrics={name!r}: does not fit the output {output!r} of {_described(task, function)}; "
-        f"expected {', '.join((*accuracies, *others)) or 'none'}"
+        f"metrics={name!r}: does not fit the output {output!r} of {task.kind}{fitting.suffix}; "
+        f"expected {', '.join((*accuracies, *fitting.metrics)) or 'none'}"
     )
 
 
-def _function_of(task, output):
+def _fitting_of(task, output):
     function = task.losses.get(output)
-    return getattr(function, "func", function)
+    return _FITTING.get(getattr(function, "func", function), _Fitting())
 
 
 def _name_of(given, module):
@@ -226,14 +219,9 @@ def _class_name(name):
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _arguments(name):
-    function = keras.losses.get(name)
-    return function.__code__.co_varnames[: function.__code__.co_argcount]
-
-
-def _is_argmax(name, function):
+def _is_argmax(name, fitting):
     """Return whether a loss or metric of Keras compares several logits, of which there is one."""
-    return name.startswith("sparse_") and function not in _SOFTMAX
+    return name.startswith("sparse_") and fitting is not _OF_SOFTMAX
 
 
 def _check_logits(argument, given):
@@ -243,12 +231,6 @@ def _check_logits(argument, given):
             f"{argument}: {type(given).__name__} expects probabilities, but the output is logits; "
             "pass from_logits=True"
         )
-
-
-def _described(task, function):
-    if function in _SIGMOID:
-        return f"{task.kind} with two labels, which is one logit"
-    return f"{task.kind} with multi_label" if function in _MULTI_LABEL else task.kind
 
 
 def set_directions(callbacks: Sequence[keras.callbacks.Callback]) -> None:

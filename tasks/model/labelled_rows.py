@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError, argument_names
 from bert_tf.system.scalars import to_python
-from tasks.base.registry import task_class
-from tasks.base.task import Task
+from tasks.base.task import Task, task_class
 from tasks.base.task_types import default_settings, read_file
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import as_list, jsonable, without_axis
@@ -64,8 +63,8 @@ def read_examples(
     options["max_seq_length"] = default_settings(task_type)["max_seq_length"]
     data = read_file({"kind": task_type, **options}, path)
     task = task_class(task_type).from_data(data, **options)
-    examples = task.reader.load_examples(data if labelled else os.fspath(path), labelled)
-    y = [task.reader.decode_label(label) for label in examples.labels]
+    examples = task.load_examples(data if labelled else os.fspath(path), labelled)
+    y = [task.decode_label(label) for label in examples.labels]
     return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
 
 
@@ -87,13 +86,7 @@ def inputs_of(x: Any) -> Any:
 def first_batches(x: Any, steps: int | None, name: str = "steps") -> Any:
     """Return the first batches of a dataset; x itself if `steps` is `None`.
 
-    Args:
-        x: A dataset. Other rows have no batches yet.
-        steps: Number of batches.
-        name: Name of this argument, for the message.
-
-    Raises:
-        UserError: If x is no dataset, or the number is wrong.
+    Raises UserError, with the name of the argument, if x is no dataset or the number is wrong.
     """
     if steps is None:
         return x
@@ -132,8 +125,8 @@ def examples_of(
 
     Args:
         task: The task.
-        x: Rows, see `TaskModel.fit`; or `Examples` of the task.
-        y: Labels, see `TaskModel.fit`.
+        x: Rows, labels and weights as of `TaskModel.fit`; or `Examples` of the task.
+        y: Labels.
         sample_weight: Loss weight per row.
         class_weight: Loss weight by label name or id.
         is_batch: Whether the rows are a batch of a dataset; messages then number no labels.
@@ -148,15 +141,15 @@ def examples_of(
         x, y, sample_weight = _read_dataset(x)
     if isinstance(x, Rows):
         x, y = x.x, x.y if y is None else y
-    texts = task.reader.labelled_columns(x)
+    texts = task.labelled_columns(x)
     count = len(next(iter(texts.values())))
     if y is None:
-        y = task.reader.default_labels(count)
+        y = task.default_labels(count)
     else:
-        y = as_list(column_of(task, y, not task.reader.has_lists_of_labels), "y")
+        y = as_list(column_of(task, y, not task.has_lists_of_labels), "y")
     if len(y) != count:
         raise UserError(f"y: expected {count} labels, one per row of x, received {len(y)}")
-    labels = task.reader.encode_labels(y, texts, "y" if is_batch else "y[{}]", is_batch)
+    labels = task.encode_labels(y, texts, "y" if is_batch else "y[{}]", is_batch)
     weights = _weights(task, labels, sample_weight, class_weight)
     return Examples(texts, labels, weights=weights)
 
@@ -198,10 +191,8 @@ def split(examples: Examples, fraction: Any) -> tuple[Examples, Examples]:
 def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:
     """Return labels or weights without what Keras allows around them, otherwise unchanged.
 
-    Args:
-        task: The task.
-        values: A column, also as a dict by the name of the task's output, or of shape (N, 1).
-        is_scalar: Whether a row has one value, so that the shape (N, 1) means (N,).
+    That is, a dict by the name of the task's output and, if a row has one value (`is_scalar`), a
+    shape of (N, 1).
     """
     if isinstance(values, Mapping) and len(task.losses) == 1 and set(values) == set(task.losses):
         (values,) = values.values()
@@ -229,14 +220,9 @@ def _weights(task, labels, sample_weight, class_weight):
 
 
 def class_factors(task: Task, class_weight: Mapping[Any, float]) -> dict[int, float]:
-    """Return class_weight by label id.
+    """Return class_weight, given by label name or id, by label id.
 
-    Args:
-        task: The task.
-        class_weight: Loss weight by label name or id.
-
-    Raises:
-        UserError: If the task has no classes, or a label or weight is wrong.
+    Raises UserError if the task has no classes, or a label or weight is wrong.
     """
     if not task.has_classes:
         raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")
@@ -245,7 +231,7 @@ def class_factors(task: Task, class_weight: Mapping[Any, float]) -> dict[int, fl
             f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
         )
     class_weight = to_python(dict(class_weight))
-    labels = task.reader.encode_labels(list(class_weight), {}, "class_weight")
+    labels = task.encode_labels(list(class_weight), {}, "class_weight")
     return {
         label: _weight(f"class_weight: {name!r}", factor)
         for label, (name, factor) in zip(labels, class_weight.items(), strict=True)

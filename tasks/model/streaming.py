@@ -95,14 +95,10 @@ def targets(
 ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """Return labels and weights of a batch by output name, read as those of rows in memory.
 
-    Args:
-        task: A task that has `can_stream`.
-        texts: Strings `(B,)` by input name.
-        y: Labels `(B,)`, or lists of them, ragged or padded with "" or -1.
-        weight: Loss weight per row.
-        class_weight: Loss weight by label name or id.
+    Texts are strings `(B,)` by input name; y has labels `(B,)`, or lists of them, ragged or padded
+    with "" or -1.
     """
-    y, weight = column_of(task, y, not task.reader.has_lists_of_labels), column_of(task, weight)
+    y, weight = column_of(task, y, not task.has_lists_of_labels), column_of(task, weight)
     if isinstance(y, tf.RaggedTensor):
         # Unsigned integers have no -1.
         y = y.to_tensor("") if y.dtype == tf.string else tf.cast(y, tf.int64).to_tensor(-1)

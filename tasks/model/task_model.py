@@ -4,8 +4,8 @@
     model.fit(texts, labels)
     model.predict_rows(["My invoice is wrong."])[0]["label"]
 
-A `TaskModel` joins four parts: a reader (rows to examples), a preprocessor (strings to token ids),
-a network (token ids to outputs) and a postprocessor (outputs to predictions and metrics).
+A `TaskModel` joins three parts: a preprocessor (strings to token ids), a network (token ids to
+outputs), and the task, which knows how rows become examples, and outputs predictions and metrics.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import DivergenceError, UserError, argument_names
+from bert_tf.runs.checkpoints import model_variables
 from bert_tf.runs.run import Run
 from bert_tf.system.processes import check_not_forked
 from bert_tf.system.scalars import to_python
@@ -37,15 +38,14 @@ from bert_tf.train.losses import FunctionLoss
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
 from bert_tf.train.step import TrainStep, batch_counter, innermost
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
-from tasks.base.registry import task_from_dict
-from tasks.base.task import Task
+from tasks.base.task import Task, task_from_dict
 from tasks.base.task_types import default_settings
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.data.readers.memory import columns_of
 from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.pipeline import Pipeline
 from tasks.graph.preprocessor import Preprocessor
-from tasks.graph.run_checkpoint import RunCheckpoint, save_run
+from tasks.graph.run_checkpoint import PRETRAINED, RunCheckpoint
 from tasks.graph.serving_functions import ROWS_PER_CALL, ServingFunctions
 from tasks.model import keras_names, streaming
 from tasks.model.labelled_rows import (
@@ -60,9 +60,8 @@ from tasks.model.labelled_rows import (
     split,
     unweighted,
 )
-from tasks.training.distillation import Distillation
+from tasks.training.distillation import Distillation, Teacher, model_teacher, read_teacher
 from tasks.training.settings import TrainingSettings, recorded
-from tasks.training.teacher import ModelTeacher, Teacher, read_teacher
 from tasks.training.training_run import TrainingRun, digests_of
 
 _PUBLISH = "expected export.publish(model, 'MODELS/name'), which writes a SavedModel of strings"
@@ -110,11 +109,16 @@ class TaskModel(keras.Model):
             else `None`.
     """
 
-    source: RunCheckpoint | None
+    source: RunCheckpoint | None = None
     task_class: ClassVar[type[Task]]
     options: ClassVar[tuple[str, ...]] = ()
     pipeline_class: type[Pipeline] = Pipeline
     has_head: ClassVar[bool] = True  # Beside what all pretrained weights of its class contain.
+    # Made when they are needed, and by `compile`.
+    _serving: Any = None
+    _evaluator: Any = None
+    _step: Any = None
+    _loss_means: Any = None
 
     def __init__(
         self,
@@ -136,16 +140,11 @@ class TaskModel(keras.Model):
         super().__init__(name=task.kind, dtype=_dtype_policy(dtype), **kwargs)
         self.seed, self.frozen_layers = to_python(seed), to_python(frozen_layers)
         self.has_new_head = has_new_head and self.has_head
-        # Keras would replace dicts by tracked copies.
-        object.__setattr__(self, "config", config)
+        self.config = config
+        # Keras would replace a dict by a tracked copy.
         object.__setattr__(self, "record", dict(record or {}))
-        for name in ("source", "_serving", "_evaluator", "_step", "_loss_means"):
-            object.__setattr__(self, name, None)
-        object.__setattr__(self, "_created_in", tf.distribute.get_strategy())
-        object.__setattr__(self, "_process", os.getpid())
-        object.__setattr__(
-            self, "_graph_lock", threading.RLock()
-        )  # Of graphs, which are built once.
+        self._created_in, self._process = tf.distribute.get_strategy(), os.getpid()
+        self._graph_lock = threading.RLock()  # Of graphs, which are built once.
         self.network = network or task.build_model(config, self.dtype_policy)
         if frozen_layers is not None:
             self.network.encoder.freeze(frozen_layers)
@@ -203,14 +202,9 @@ class TaskModel(keras.Model):
         )
 
     @classmethod
-    def _create_task(
-        cls,
-        pretrained: PretrainedWeights,
-        max_seq_length: int | None,
-        options: Mapping[str, Any],
-    ) -> Task:
+    def _create_task(cls, pretrained, max_seq_length, options) -> Task:
         """Create the task of the options of `from_pretrained` for pretrained weights."""
-        max_seq_length, options = to_python(max_seq_length), to_python(dict(options))
+        max_seq_length, options = to_python(max_seq_length), to_python(options)
         limit = pretrained.config.max_position_embeddings
         if max_seq_length is None:
             max_seq_length = min(default_settings(cls.task_class.kind)["max_seq_length"], limit)
@@ -293,9 +287,8 @@ class TaskModel(keras.Model):
             # A tuned task has other thresholds in its graph. New weights need no other graph.
             if self._serving is None or self._serving.task != self.task:
                 tokenizer = self.preprocessor.tokenizer
-                serving = ServingFunctions(self.pipeline_class(self.task, tokenizer, self.network))
-                _ = serving.signatures  # Made here, in one thread.
-                object.__setattr__(self, "_serving", serving)
+                pipeline = self.pipeline_class(self.task, tokenizer, self.network)
+                self._serving = ServingFunctions(pipeline)
             return self._serving
 
     def adapt_to(self, names: Collection[str]) -> None:
@@ -394,7 +387,7 @@ class TaskModel(keras.Model):
         return self.serving.attention(self._columns(x))
 
     def _columns(self, x):
-        return self.task.reader.columns(inputs_of(x))
+        return self.task.columns(inputs_of(x))
 
     # Training.
 
@@ -481,12 +474,12 @@ class TaskModel(keras.Model):
             several = loss_weights if several else [loss_weights or 1.0] * len(losses)
             loss_weights = dict(zip(losses, several, strict=True))
         factors = {name: loss_weights.get(name, 1.0) for name in losses}
-        step = TrainStep(
+        self._step = TrainStep(
             *(self, losses, self.optimizer, self.distribute_strategy, self.seed),
             is_compiled=bool(self.jit_compile),
             loss_weights=factors,
         )
-        object.__setattr__(self, "_step", step)
+        # Keras would list it among the metrics, and keep that of a compilation before.
         object.__setattr__(self, "_loss_means", keras_names.LossMeans(factors))
 
     @property
@@ -574,22 +567,23 @@ class TaskModel(keras.Model):
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
         self._check_callbacks(callbacks)
         of_keras = {"verbose": verbose, "initial_epoch": initial_epoch}
-        of_keras["steps_per_epoch"] = steps_per_epoch
         if is_token_ids(x):
-            of_keras |= {
-                "batch_size": batch_size,
-                "epochs": 1 if epochs is None else epochs,
-                "callbacks": callbacks,
-                "validation_split": validation_split,
-                "validation_data": validation_data,
-                "shuffle": shuffle,
-                "class_weight": class_weight,
-                "sample_weight": sample_weight,
-                "validation_steps": validation_steps,
-                "validation_batch_size": validation_batch_size,
-                "validation_freq": validation_freq,
-            }
-            return self._fit_token_ids(x, y, **of_keras)
+            return self._fit_token_ids(
+                *(x, y),
+                batch_size=batch_size,
+                epochs=1 if epochs is None else epochs,
+                callbacks=callbacks,
+                validation_split=validation_split,
+                validation_data=validation_data,
+                shuffle=shuffle,
+                class_weight=class_weight,
+                sample_weight=sample_weight,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_batch_size=validation_batch_size,
+                validation_freq=validation_freq,
+                **of_keras,
+            )
         if isinstance(x, tf.data.Dataset):
             check_dataset(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
         epochs = positive("epochs", self.fit_defaults["epochs"] if epochs is None else epochs)
@@ -622,38 +616,33 @@ class TaskModel(keras.Model):
             if dev is None and validation_split:
                 train, dev = split(train, validation_split)
             encoded = self._encode_for_fit(self._training_examples(train))
-            num_steps = steps_per_epoch or math.ceil(len(encoded) / size)
-            of_keras["steps_per_epoch"] = num_steps
+            num_steps = steps_per_epoch = steps_per_epoch or math.ceil(len(encoded) / size)
             # A variable, because it is set after Keras has received the dataset.
             first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
-            batches = encoded.fit_batches(
-                size,
+            batches = encoded.training_batches(
+                global_batch_size=size,
                 num_epochs=epochs,
-                steps_per_epoch=num_steps,
                 seed=self.seed,
-                shuffle=shuffle,
+                steps_per_epoch=num_steps,
                 first_step=first_step,
-                multiple_of=self._num_replicas,
+                num_replicas=self._num_replicas,
+                are_split=True,
+                shuffle=shuffle,
             )
         encoded_dev = None if dev is None else self._encode_for_fit(dev)
         if encoded is not None and self.has_new_head:
             self.task.init_head(self.network, encoded)
 
         def validate():
-            return self.evaluator(size_of_dev).metrics(encoded_dev)
+            return self.evaluator(size_of_dev).metrics(encoded_dev) if encoded_dev else {}
 
         keras_names.set_directions(callbacks)
-        start = _Epochs(
-            num_steps,
-            epochs,
-            first_step,
-            None if encoded_dev is None else validate,
-            validation_freq,
-        )
+        start = _Epochs(num_steps, epochs, first_step, validate, validation_freq)
         with self._changing_weights(), streaming.raising_row_errors():
             history = super().fit(
                 batches,
                 epochs=epochs,
+                steps_per_epoch=steps_per_epoch,
                 callbacks=[start, *callbacks],
                 shuffle=False,  # The dataset is shuffled already.
                 **of_keras,
@@ -830,9 +819,7 @@ class TaskModel(keras.Model):
     def tune(self, x: Any, y: Any = None) -> Self:
         """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
         encoded = self.encode(x, y)
-        self.preprocessor.task = self.task.postprocessor.tune(
-            encoded, self.evaluator().outputs(encoded)
-        )
+        self.preprocessor.task = self.task.tune(encoded, self.evaluator().outputs(encoded))
         return self
 
     def evaluator(self, batch_size: int = 64) -> Evaluator:
@@ -840,8 +827,7 @@ class TaskModel(keras.Model):
         check_not_forked(self._process)
         with self._graph_lock:
             if self._evaluator is None:
-                evaluator = Evaluator(self.task, self.network, self.distribute_strategy)
-                object.__setattr__(self, "_evaluator", evaluator)
+                self._evaluator = Evaluator(self.task, self.network, self.distribute_strategy)
         # Neither is part of the graph.
         self._evaluator.task, self._evaluator.replica_batch_size = self.task, batch_size
         return self._evaluator
@@ -901,7 +887,7 @@ class TaskModel(keras.Model):
         if unlabelled is not None:
             if teacher is None:
                 raise UserError("unlabelled: requires teacher")
-            rows = [Examples(task.reader.columns(inputs_of(unlabelled)), [])]
+            rows = [Examples(task.columns(inputs_of(unlabelled)), [])]
             digests |= digests_of(["unlabelled"], rows)
         if teacher is not None:
             distillation = Distillation(
@@ -1054,7 +1040,16 @@ class TaskModel(keras.Model):
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
-        return save_run(path, self.config, self.vocabulary, self.record, self.task, self.network)
+        task = self.task
+        # Tuned values belong to the checkpoint.
+        values = None if task.kind == PRETRAINED else task.with_tuned({}).to_dict()
+        with Run.writing(path):
+            run = Run.create(path, self.config, self.vocabulary, self.record, values)
+            run.checkpoints.save(0, model_variables(self.network))
+            if task.tunable_fields and not task.untuned_fields:
+                tuned = {name: getattr(task, name) for name in task.tunable_fields}
+                run.checkpoints.set_tuned(0, {"values": tuned, "metrics": {}})
+        return run
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; the vocabulary is an asset of the preprocessor."""
@@ -1118,7 +1113,7 @@ def _teacher(teacher, kind, strategy) -> Teacher:
     """Return the teacher of a model or path."""
     if not isinstance(teacher, TaskModel):
         return read_teacher(os.fspath(teacher), kind, strategy)
-    return ModelTeacher(
+    return model_teacher(
         *(teacher.task, teacher.network, lambda: teacher.serving.pipeline),
         teacher.distribute_strategy,
     )
@@ -1157,7 +1152,7 @@ class _Epochs(keras.callbacks.Callback):
         steps_per_epoch: int,
         epochs: int,
         first_step: tf.Variable | None = None,
-        validate: Callable[[], dict[str, float]] | None = None,
+        validate: Callable[[], dict[str, float]] = dict,
         validation_freq: int | Sequence[int] = 1,
     ) -> None:
         super().__init__()
@@ -1198,7 +1193,7 @@ class _Epochs(keras.callbacks.Callback):
         is_due = (
             (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency
         )
-        if self.validate is not None and is_due:
+        if is_due:
             self.validated = {f"val_{name}": value for name, value in self.validate().items()}
             logs.update(self.validated)
 

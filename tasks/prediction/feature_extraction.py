@@ -1,6 +1,5 @@
 """Feature extraction: files of the vectors of a `TextEmbedder`."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,13 +8,12 @@ import numpy as np
 
 from bert_tf.errors import UserError
 from bert_tf.storage import strict_json
-from bert_tf.storage.files import atomic_bytes_writer, atomic_writer
+from bert_tf.storage.files import atomic_bytes_writer
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
-from tasks.data.readers.tables import read_rows
-from tasks.prediction.prediction_files import in_batches, outputs_of_rows
+from tasks.data.readers.rows import Example, raise_bad_rows, read_rows
+from tasks.prediction.prediction_files import in_batches, outputs_with_progress, write_lines
 from tasks.types.similarity.embedding_model import LAYERS
 from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
 
@@ -27,14 +25,7 @@ def create_embedder(
     max_seq_length: int,
     num_texts: int = 1,
 ) -> TextEmbedder:
-    """Create the embedder that the flags of tasks.extract describe.
-
-    Args:
-        pretrained: Configuration, vocabulary and weights.
-        layers: Value of --layers.
-        pooling: Value of --pooling.
-        max_seq_length: Maximum tokens of a text or pair, with [CLS] and [SEP].
-        num_texts: 2 for pairs.
+    """Create the embedder that the flags of tasks.extract describe; for pairs, `num_texts` is 2.
 
     Raises:
         UserError: If the encoder has too few layers, positions or segments.
@@ -98,20 +89,13 @@ def extract(
     def outputs(batch):
         return row_outputs(embedder, batch, columns, per_token)
 
-    return _write_lines(outputs, rows, output_path, batch_size, log)
+    return write_lines(output_path, outputs_with_progress(rows, outputs, batch_size, log))
 
 
 def row_outputs(
     embedder: TextEmbedder, rows: Sequence[Example], columns: Sequence[str], per_token: bool
 ) -> list[dict[str, Any]]:
-    """Return the vector of each row, or its tokens and their vectors, as JSON types by name.
-
-    Args:
-        embedder: The embedder.
-        rows: Good rows.
-        columns: Columns of the texts.
-        per_token: Selects tokens and vectors.
-    """
+    """Return the vector of each row, or its tokens and their vectors, as JSON types by name."""
     texts = _texts(embedder, rows, columns)
     if not per_token:
         return [{"vector": vector} for vector in embedder.predict(texts).tolist()]
@@ -119,20 +103,6 @@ def row_outputs(
         {"tokens": tokens, "vectors": vectors_LD.tolist()}
         for tokens, vectors_LD in embedder.token_vectors(texts)
     ]
-
-
-def _write_lines(outputs, rows, output_path, batch_size, log):
-    count = bad = 0
-    total = sum(1 for _ in rows())
-    with atomic_writer(output_path) as lines, Progress(log, "rows", total) as progress:
-        for batch in outputs_of_rows(rows(), outputs, batch_size):
-            for _, output in batch:
-                is_bad = isinstance(output, BadRow)
-                line = {"error": str(output)} if is_bad else output
-                lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-                count, bad = count + 1, bad + is_bad
-            progress.update(count)
-    return count, bad
 
 
 def _write_array(embedder, rows, columns, output_path, batch_size, log):

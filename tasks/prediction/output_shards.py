@@ -9,7 +9,6 @@ DIR/manifest.json                        settings, model, input and the entries 
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import glob
@@ -17,7 +16,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypedDict
+from typing import Any, ClassVar, NamedTuple, Self
 
 from bert_tf.config import read_json_object
 from bert_tf.data.jobs import RunnerSettings
@@ -27,7 +26,6 @@ from bert_tf.data.sharded_output import (
     Span,
     WriteShard,
     check_directory,
-    check_size,
     shard_names,
 )
 from bert_tf.errors import UserError
@@ -37,13 +35,8 @@ from bert_tf.storage.strict_json import field
 from bert_tf.system.command import flag, import_tensorflow
 from bert_tf.system.versions import versions
 from tasks.base.task_types import row_reader
-from tasks.data.readers.parquet import write_parquet
-from tasks.data.readers.rows import BadRow
-from tasks.data.readers.tables import read_rows
-from tasks.prediction.prediction_files import outputs_of_rows
-
-if TYPE_CHECKING:
-    from tasks.graph.serving_functions import Serving
+from tasks.data.readers.rows import BadRow, read_rows, write_parquet
+from tasks.prediction.prediction_files import Outputs, outputs_of_rows, predict_batch
 
 FILE_FORMATS = ("jsonl", "parquet")
 _FIELDS = ("complete", "rows", "bad_rows", "plan", "shards")
@@ -60,13 +53,7 @@ class OutputSettings(RunnerSettings):
     file_format: str = flag("format of the files in --output_dir", "jsonl", choices=FILE_FORMATS)
 
     def check_output(self, pattern: str, output: str | None, model: str, overwrite: bool) -> None:
-        """Check --input, --output and --output_dir.
-
-        Args:
-            pattern: Value of --input: a file, or with --output_dir also a glob.
-            output: Value of --output.
-            model: Directory of the model, which is never overwritten.
-            overwrite: Value of --overwrite.
+        """Check --input, --output and --overwrite, and that the directory `model` is kept.
 
         Raises:
             UserError: If they cannot be used.
@@ -88,36 +75,27 @@ class OutputSettings(RunnerSettings):
         self.input_files(pattern)
 
     def input_files(self, pattern: str) -> list[str]:
-        """Return the sorted files of a glob; raises UserError if there is none."""
+        """Return the file, or with --output_dir the sorted files of a glob.
+
+        Raises:
+            UserError: If the glob matches none.
+        """
+        if self.output_dir is None:
+            return [pattern]
         found = sorted(path for path in files.glob_files(pattern) if not files.isdir(path))
         if not found:
             raise UserError(f"--input={pattern}: no such file")
         return found
 
 
-class OutputEntry(TypedDict):
-    """Entry of a shard in the manifest.
-
-    Attributes:
-        file: File name.
-        rows: Number of rows.
-        bad_rows: Number of rows with an error instead of an output.
-        bytes: Size of the file.
-        sha256: SHA-256 of the file.
-    """
-
-    file: str
-    rows: int
-    bad_rows: int
-    bytes: int
-    sha256: str
-
-
-class OutputManifest(ShardManifest[OutputEntry]):
+class OutputManifest(ShardManifest):
     """Manifest of output shards, built by `planned` or `load`."""
 
     CONTENT: ClassVar[str] = "rows"
     UNIT: ClassVar[str] = "rows"
+    # A bad row has an error instead of an output.
+    SIZES: ClassVar[tuple[str, ...]] = ("rows", "bad_rows", "bytes")
+    TOTALS: ClassVar[tuple[str, ...]] = ("rows", "bad_rows")
 
     def __init__(
         self, directory: str | os.PathLike, values: dict[str, Any], names: Sequence[str] = ()
@@ -131,13 +109,9 @@ class OutputManifest(ShardManifest[OutputEntry]):
     ) -> Self:
         """Build the manifest before any shard is written.
 
-        Args:
-            directory: The directory.
-            name: First part of the file names, such as "predictions".
-            file_format: "jsonl" or "parquet".
-            num_shards: Number of shards.
-            plan: All that determines the content of the shards, as JSON values by name:
-                "settings", "model", "input" and "versions".
+        The names of the files begin with `name`, such as "predictions". `plan` is all that
+        determines
+        the content of the shards, as JSON values: "settings", "model", "input" and "versions".
         """
         values = {"complete": False, "rows": 0, "bad_rows": 0, "plan": dict(plan), "shards": []}
         return cls(directory, values, shard_names(name, num_shards, file_format))
@@ -166,17 +140,11 @@ class OutputManifest(ShardManifest[OutputEntry]):
         return self._names
 
     @property
-    def plan(self) -> dict[str, Any]:
-        """All that determines the content of the shards."""
+    def _planned(self):
         return self._values["plan"]
 
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of the packages that determine the content of the shards."""
-        return self.plan["versions"]
-
     def check_same_plan(self, planned: Self) -> None:
-        """Check that this manifest has the plan of another one; see `ShardManifest`."""
+        """Check settings, model and rows; see `ShardManifest.check_same_plan`."""
         before, now = self.plan, planned.plan
         format_versions.check_same_settings(self.directory, before["settings"], now["settings"], {})
         for name, what in (("model", "the model"), ("input", "--input: the rows")):
@@ -186,73 +154,42 @@ class OutputManifest(ShardManifest[OutputEntry]):
                     "--output_dir"
                 )
 
-    @staticmethod
-    def check_entry(entry: Any, location: str) -> OutputEntry:
-        """Check and return the entry of a shard; see `ShardManifest.check_entry`."""
-        field(entry, "file", str, location)
-        field(entry, "sha256", str, location)
-        for name in ("rows", "bad_rows", "bytes"):
-            check_size(entry, name, location)
-        return entry
-
-    def totals(self, shards: Iterable[OutputEntry]) -> dict[str, int]:
-        """Return the numbers of rows and of bad rows."""
-        shards = list(shards)
-        return {name: sum(entry[name] for entry in shards) for name in ("rows", "bad_rows")}
-
     @property
     def total(self) -> int:
         """Number of rows of all shards."""
         return sum(of["rows"] for of in self.plan["input"])
-
-    def size(self, entry: Mapping[str, Any]) -> int:
-        """Return the number of rows of a shard."""
-        return entry["rows"]
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """(number of rows, number of bad rows) of complete shards."""
-        return self._values["rows"], self._values["bad_rows"]
 
 
 class Loaded(NamedTuple):
     """A loaded model, as its worker uses it.
 
     Attributes:
-        outputs: Function that returns the output of each row of a batch, as JSON types by name.
+        outputs: What it computes.
         types: Name of the TensorFlow dtype, and number of list levels, by name of the output.
     """
 
-    outputs: Callable[[list], Iterable[dict[str, Any]]]
-    types: dict[str, tuple[str, int]]
+    outputs: Outputs
+    types: Mapping[str, tuple[str, int]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OutputJob(abc.ABC):
-    """A model and what it computes for each row, as a `ShardJob`.
+class OutputJob(NamedTuple):
+    """A model and what it computes for each row. It is pickled, and so are its functions.
 
     Attributes:
         name: First part of the names of the files.
+        model_files: Files whose content determines the outputs.
+        rows: Returns the rows of a file, some of them `BadRow`s, without importing TensorFlow.
+        load: Loads the model.
         batch_size: Rows per batch.
         file_format: "jsonl" or "parquet".
     """
 
     name: str
+    model_files: Sequence[str]
+    rows: Callable[[str], Iterable[Any]]
+    load: Callable[[], Loaded]
     batch_size: int
     file_format: str
-
-    @property
-    @abc.abstractmethod
-    def model_files(self) -> list[str]:
-        """Files whose content determines the outputs."""
-
-    @abc.abstractmethod
-    def rows(self, path: str) -> Iterable[Any]:
-        """Return the rows of a file, some of them `BadRow`s, without importing TensorFlow."""
-
-    @abc.abstractmethod
-    def load(self) -> Loaded:
-        """Load the model."""
 
     def open(self) -> WriteShard:
         """Load the model and return the function that writes a shard."""
@@ -278,153 +215,99 @@ class OutputJob(abc.ABC):
             else:
                 for line in lines():
                     stream.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
-        entry: OutputEntry = {
+        return {
             "file": os.path.basename(path),
             "rows": count,
             "bad_rows": bad,
             "bytes": files.stamp(path)[0],
             "sha256": files.sha256(path),
         }
-        return entry
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictionJob(OutputJob):
-    """Predictions of a task.
+def run_job(run: str, checkpoint: str, task: Mapping[str, Any], **options: Any) -> OutputJob:
+    """Return the job of the predictions of a run with the values of task.json."""
+    weights = _all_files(os.path.join(run, "checkpoints", checkpoint))
+    paths = (os.path.join(run, name) for name in ("config.json", "task.json", "vocab.txt"))
+    model_files = [*weights, *filter(files.exists, paths)]
+    return _prediction_job(task, model_files, functools.partial(_run, run, checkpoint), options)
 
-    Attributes:
-        task: Values of task.json.
+
+def published_job(version: str, task: Mapping[str, Any], **options: Any) -> OutputJob:
+    """Return the job of the predictions of a version of a SavedModel; see `run_job`."""
+    load = functools.partial(_published, version)
+    return _prediction_job(task, _all_files(version), load, options)
+
+
+def _prediction_job(task, model_files, load_serving, options):
+    rows = functools.partial(_rows_of_task, task)
+    load = functools.partial(_load_predictions, load_serving)
+    return OutputJob("predictions", model_files, rows, load, **options)
+
+
+def _rows_of_task(task, path):
+    return row_reader(task["kind"])(task, path, False)
+
+
+def _load_predictions(load_serving):
+    import_tensorflow()
+    serving = load_serving()
+    return Loaded(functools.partial(predict_batch, serving), serving.output_types())
+
+
+def _run(run, checkpoint):
+    """Return the `Serving` of a run."""
+    from bert_tf.train.distribution import use_precision
+    from tasks.model.loading import load_model
+
+    use_precision("float32")
+    return load_model(run, checkpoint=checkpoint).serving
+
+
+def _published(version):
+    """Return the `Serving` of a SavedModel."""
+    from tasks.graph.serving_functions import PublishedModel
+
+    return PublishedModel(version)
+
+
+def vector_job(
+    model: str,
+    columns: tuple[str, ...],
+    *,
+    unescape_html: bool,
+    layers: str,
+    pooling: str,
+    per_token: bool,
+    max_seq_length: int,
+    do_lower_case: bool | None,
+    **options: Any,
+) -> OutputJob:
+    """Return the job of the vectors of a pretrained encoder.
+
+    `model` is any source of weights (`bert_tf.weights.sources`); the other arguments are values of
+    the flags of tasks.extract.
     """
-
-    name: str = "predictions"
-    task: dict[str, Any]
-
-    def rows(self, path: str) -> Iterable[Any]:
-        """Return the rows of a file of the task."""
-        return row_reader(self.task["kind"])(self.task, path, False)
-
-    def load(self) -> Loaded:
-        """Load the model; see `OutputJob`."""
-        import_tensorflow()
-        from tasks.prediction.prediction_files import predict_batch
-
-        serving = self.serving()
-        return Loaded(
-            lambda rows: predict_batch(serving, rows),
-            serving.output_types(),
-        )
-
-    @abc.abstractmethod
-    def serving(self) -> Serving:
-        """Load the model and return its functions."""
+    # A TensorFlow checkpoint is the prefix of its files.
+    is_directory = os.path.isdir(model)
+    model_files = _all_files(model) if is_directory else sorted(glob.glob(f"{glob.escape(model)}*"))
+    rows = functools.partial(read_rows, columns=columns, unescape_html=unescape_html)
+    chosen = (layers, pooling, max_seq_length, len(columns))
+    load = functools.partial(_load_vectors, model, do_lower_case, chosen, columns, per_token)
+    return OutputJob("vectors", model_files, rows, load, **options)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunJob(PredictionJob):
-    """Predictions of a run.
+def _load_vectors(model, do_lower_case, chosen, columns, per_token):
+    import_tensorflow()
+    from bert_tf.weights.sources import read_pretrained
+    from tasks.prediction.feature_extraction import create_embedder, row_outputs
 
-    Attributes:
-        run: Run directory.
-        checkpoint: Name of a checkpoint directory.
-    """
-
-    run: str
-    checkpoint: str
-
-    @property
-    def model_files(self) -> list[str]:
-        """The weights, and the files that describe the model."""
-        weights = _all_files(os.path.join(self.run, "checkpoints", self.checkpoint))
-        names = ("config.json", "task.json", "vocab.txt")
-        paths = (os.path.join(self.run, name) for name in names)
-        return [*weights, *filter(files.exists, paths)]
-
-    def serving(self) -> Serving:
-        """Load the checkpoint; see `PredictionJob`."""
-        from bert_tf.train.distribution import use_precision
-        from tasks.model.loading import load_model
-
-        use_precision("float32")
-        return load_model(self.run, checkpoint=self.checkpoint).serving
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PublishedJob(PredictionJob):
-    """Predictions of a published SavedModel.
-
-    Attributes:
-        version: Directory of one version.
-    """
-
-    version: str
-
-    @property
-    def model_files(self) -> list[str]:
-        """All files of the SavedModel."""
-        return _all_files(self.version)
-
-    def serving(self) -> Serving:
-        """Load the SavedModel; see `PredictionJob`."""
-        from tasks.graph.serving_functions import PublishedModel
-
-        return PublishedModel(self.version)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VectorJob(OutputJob):
-    """Vectors of a pretrained encoder.
-
-    Attributes:
-        model: Any source of weights; see `bert_tf.weights.sources`.
-        columns: Columns of the text or of both texts.
-        unescape_html: Whether HTML character references are converted.
-        layers: Value of --layers.
-        pooling: Value of --pooling.
-        per_token: Whether an output is the tokens and a vector per token.
-        max_seq_length: Maximum tokens of a text or pair.
-        do_lower_case: Lowercasing, or `None` for the model's own.
-    """
-
-    name: str = "vectors"
-    model: str
-    columns: tuple[str, ...]
-    unescape_html: bool
-    layers: str
-    pooling: str
-    per_token: bool
-    max_seq_length: int
-    do_lower_case: bool | None
-
-    @property
-    def model_files(self) -> list[str]:
-        """All files of the source."""
-        if os.path.isdir(self.model):
-            return _all_files(self.model)
-        return sorted(glob.glob(f"{glob.escape(self.model)}*"))  # A TensorFlow checkpoint's prefix.
-
-    def rows(self, path: str) -> Iterable[Any]:
-        """Return the rows of a file."""
-        return read_rows(path, self.columns, self.unescape_html)
-
-    def load(self) -> Loaded:
-        """Load the encoder; see `OutputJob`."""
-        import_tensorflow()
-        from bert_tf.weights.sources import read_pretrained
-        from tasks.prediction.feature_extraction import create_embedder, row_outputs
-
-        embedder = create_embedder(
-            read_pretrained(self.model, self.do_lower_case),
-            self.layers,
-            self.pooling,
-            self.max_seq_length,
-            len(self.columns),
-        )
-        return Loaded(
-            lambda rows: row_outputs(embedder, rows, self.columns, self.per_token),
-            {"tokens": ("string", 1), "vectors": ("float32", 2)}
-            if self.per_token
-            else {"vector": ("float32", 1)},
-        )
+    embedder = create_embedder(read_pretrained(model, do_lower_case), *chosen)
+    return Loaded(
+        lambda rows: row_outputs(embedder, rows, columns, per_token),
+        {"tokens": ("string", 1), "vectors": ("float32", 2)}
+        if per_token
+        else {"vector": ("float32", 1)},
+    )
 
 
 def _all_files(directory):
@@ -447,10 +330,8 @@ def _rows_of(spans, rows):
 def spans(counts: Sequence[tuple[str, int]], number: int, num_shards: int) -> list[Span]:
     """Return the rows of a shard: consecutive ones, in the order of the files.
 
-    Args:
-        counts: Path and number of rows of each file.
-        number: The number of the shard, from 0.
-        num_shards: The number of shards, whose sizes differ by at most one row.
+    The sizes of shards differ by at most one row. `counts` are path and number of rows of each
+    file; shards are numbered from 0.
     """
     total = sum(count for _, count in counts)
     begin, end = (total * index // num_shards for index in (number, number + 1))
@@ -509,6 +390,6 @@ def write_output_shards(
     check_directory(directory)
     with sole_writer(directory):
         manifest.write_missing(
-            job, lambda number: spans(counts, number, num_shards), stamps, settings, log
+            job.open, lambda number: spans(counts, number, num_shards), stamps, settings, log
         )
-    return manifest.rows
+    return sum(of["rows"] for of in manifest.shards), sum(of["bad_rows"] for of in manifest.shards)

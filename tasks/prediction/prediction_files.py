@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tasks.model.task_model import TaskModel
 
 _Row = TypeVar("_Row")
+# Returns the output of each row of a batch, as JSON types by name.
+Outputs = Callable[[list], Iterable[dict[str, Any]]]
 
 
 def predict(
@@ -28,27 +31,24 @@ def predict(
     batch_size: int,
     log: Callable[[str], None],
 ) -> tuple[int, int]:
-    """Write one JSON object per row of a file, in order.
+    """Write one JSON object per row of a file, in order, as `write_lines` does.
 
-    A row's id, if it has one, is the first field. A bad row, or one whose prediction is not finite,
-    becomes {"error": ...}. Only one batch of rows is in memory. The output file is written
-    atomically.
+    A row's id, if it has one, is the first field. `input_path` is in a format of the task, and
+    `output_path` a .jsonl file. Return the numbers of rows and of bad rows.
+    """
+    return write_lines(output_path, _outputs_of_file(model, input_path, batch_size, log))
 
-    Args:
-        model: The model.
-        input_path: Input file, in a format of the task.
-        output_path: .jsonl file.
-        batch_size: Rows per batch.
-        log: Called with progress lines.
 
-    Returns:
-        (number of rows, number of bad rows).
+def write_lines(path: str | os.PathLike, outputs: Iterable[tuple[Any, Any]]) -> tuple[int, int]:
+    """Write the outputs of `outputs_with_progress` as JSON lines, atomically.
+
+    That of a bad row is {"error": ...}. Return the numbers of rows and of bad rows.
     """
     count = bad = 0
-    with atomic_writer(output_path) as lines:
-        for _, prediction in _predictions_of(model, input_path, batch_size, log):
-            is_bad = isinstance(prediction, BadRow)
-            line = {"error": str(prediction)} if is_bad else prediction
+    with atomic_writer(path) as lines:
+        for _, output in outputs:
+            is_bad = isinstance(output, BadRow)
+            line = {"error": str(output)} if is_bad else output
             lines.write(json.dumps(line, ensure_ascii=False) + "\n")
             count += 1
             bad += is_bad
@@ -62,12 +62,9 @@ def submit(
     batch_size: int,
     log: Callable[[str], None],
 ) -> int:
-    """Write the predictions for a GLUE test file as a submission, .tsv.
+    """Write the predictions for a GLUE test file as a submission, .tsv; return the number of rows.
 
-    Arguments as in `predict`; the model is loaded from a run.
-
-    Returns:
-        The number of rows.
+    Arguments as of `predict`; the model is loaded from a run.
 
     Raises:
         UserError: At a bad row, or if the file is not a test file or the task is not of GLUE.
@@ -77,7 +74,7 @@ def submit(
     check_submission(output_path, file_format, model.source.run.path)
 
     def labels_by_id():
-        for row, prediction in _predictions_of(model, input_path, batch_size, log):
+        for row, prediction in _outputs_of_file(model, input_path, batch_size, log):
             if isinstance(prediction, BadRow):
                 raise UserError(f"{prediction}; a submission requires a prediction for every row")
             if row.id is None:
@@ -94,26 +91,32 @@ def submit(
     return count
 
 
-def _predictions_of(model, path, batch_size, log):
-    """Yield (row, prediction) as `outputs_of_rows` does."""
+def _outputs_of_file(model, path, batch_size, log):
+    """Yield the pairs of `outputs_of_rows` for the predictions of a file."""
 
     def rows():
-        return model.task.reader.iter_examples(path, labelled=False)
-
-    def predictions(batch):
-        return predict_batch(model.serving, batch)
+        return model.task.iter_examples(path, labelled=False)
 
     check_any_good(rows())  # Again, since a remote run was not read before.
+    yield from outputs_with_progress(
+        rows, lambda batch: predict_batch(model.serving, batch), batch_size, log
+    )
+
+
+def outputs_with_progress(
+    rows: Callable[[], Iterable[Any]], outputs: Outputs, batch_size: int, log: Callable[[str], None]
+) -> Iterator[tuple[Any, dict[str, Any] | BadRow]]:
+    """Yield the pairs of `outputs_of_rows`; `rows` is called twice, first to count them."""
     with Progress(log, "rows", sum(1 for _ in rows())) as progress:
-        for batch in outputs_of_rows(rows(), predictions, batch_size):
+        for batch in outputs_of_rows(rows(), outputs, batch_size):
             yield from batch
             progress.update(progress.done + len(batch))
 
 
 def outputs_of_rows(
-    rows: Iterable[Any], outputs: Callable[[list], Iterable[dict[str, Any]]], batch_size: int
+    rows: Iterable[Any], outputs: Outputs, batch_size: int
 ) -> Iterator[list[tuple[Any, dict[str, Any] | BadRow]]]:
-    """Yield the rows of each batch with their outputs.
+    """Yield the rows of each batch with their outputs. Only one batch is in memory.
 
     Args:
         rows: Rows of a reader, with their `location`, some of them `BadRow`s.
@@ -121,8 +124,8 @@ def outputs_of_rows(
         batch_size: Rows per batch.
 
     Yields:
-        Pairs of a row and its output, a dict of JSON types. Instead of an output, the `BadRow`
-        itself, or a new one if a number of the output is not finite.
+        Pairs of a row and its output. Instead of an output, the `BadRow` itself, or a new one if a
+        number of the output is not finite.
     """
     for batch in in_batches(rows, batch_size):
         good = [row for row in batch if not isinstance(row, BadRow)]

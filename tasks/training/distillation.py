@@ -6,56 +6,242 @@ Each term is a weighted mean over its own rows: the teacher's over all of them, 
 over the labelled ones, with the weights of classes and rows. The teacher's outputs are computed
 once, before training, and kept in RUN/teacher.npz.
 
-Shape suffixes: S samples, W windows, (L) tokens of a window (ragged), T tokens of all windows.
+Shape suffixes: N examples, C labels or choices, S samples, W windows, (L) tokens of a window
+(ragged), T tokens of all windows.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
+import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.runs import checkpoints
 from bert_tf.storage import files
-from tasks.data.examples import EncodedExamples, Examples
+from bert_tf.system.progress import Progress
+from bert_tf.train.distribution import exact_float32
+from tasks.base.task import task_from_dict
+from tasks.data.examples import Arrays, EncodedExamples, Examples
 from tasks.data.windows import concat
+from tasks.graph.evaluation import Evaluator
+from tasks.graph.pipeline import Pipeline
+from tasks.graph.preprocessor import Preprocessor
+from tasks.graph.run_checkpoint import RunCheckpoint
+from tasks.training.settings import check_teacher, is_saved_model
 
 if TYPE_CHECKING:
     from bert_tf.runs.run import Run
     from tasks.base.task import Task
-    from tasks.data.examples import Layout
-    from tasks.graph.pipeline import Pipeline
-    from tasks.training.teacher import Teacher
 
 _FILE = "teacher.npz"
 _PREFIX = "teacher_"  # Of the terms' names in the loss.
+# Served probabilities are float32: nearer to 0 or 1 than this, their logit is not known.
+_SMALLEST = 1e-7
+_ROWS_PER_CALL = 256
 
 
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A fine-tuned model whose outputs a student learns.
+
+    Attributes:
+        name: The teacher in messages.
+        task: Its task.
+        record: Its entry in train.json: "source" and the "sha256" of its weights.
+        outputs: Function from a student's examples, with the windows of the student, and a callable
+            that takes lines of progress, to the outputs in the order of its samples: float32 arrays
+            by name. Outputs per token are padded to max_seq_length. It raises UserError if the
+            teacher splits long texts into other tokens.
+    """
+
+    name: str
+    task: Task
+    record: Mapping[str, str]
+    outputs: Callable[[EncodedExamples, Callable[[str], None]], Arrays]
+
+    def check_fits(self, task: Task) -> None:
+        """Check that the outputs are those that a student of a task learns.
+
+        Raises:
+            UserError: If labels or inputs differ, or the windows of long texts.
+        """
+        names = ["kind", "labels", "multi_label", "input_names"]
+        if task.has_windows:  # There is an output per token.
+            names += ["max_seq_length", "doc_stride", "max_query_length"]
+        for name in names:
+            own, expected = (getattr(one, name, None) for one in (self.task, task))
+            if own != expected:
+                raise UserError(
+                    f"{self.name}: {name} differs. Expected that of the student, "
+                    f"{_joined(expected)}. Received: {_joined(own)}"
+                )
+
+
+def model_teacher(
+    task: Task,
+    network: keras.Model,
+    pipeline: Callable[[], Pipeline],
+    strategy: tf.distribute.Strategy,
+) -> Teacher:
+    """Return a model in this process as a teacher.
+
+    The network was created in the scope of `strategy`. `pipeline` is called once it is needed.
+    """
+    values = {
+        name: variable.numpy() for name, variable in checkpoints.model_variables(network).items()
+    }
+    name = "--teacher"
+
+    def outputs(student, log):
+        return _network_outputs(name, task, network, pipeline(), strategy, student, log)
+
+    return Teacher(name, task, {"source": "model", "sha256": _sha256(values)}, outputs)
+
+
+def read_teacher(path: str, kind: str, strategy: tf.distribute.Strategy) -> Teacher:
+    """Return a run or a published version as a teacher, of which weights may be read later.
+
+    Args:
+        path: Its directory.
+        kind: The student's task type.
+        strategy: Strategy of the student.
+
+    Raises:
+        UserError: If there is no model of this task type.
+    """
+    of_version = check_teacher(path, kind)
+    if is_saved_model(path):
+        return _saved_model_teacher(path, task_from_dict(of_version or {}))
+    return _run_teacher(path, strategy)
+
+
+def _run_teacher(path, strategy):
+    """Return the best checkpoint of a run, else the latest, which is loaded when it is needed."""
+    source, name = RunCheckpoint.open(path), f"--teacher={path}"
+    task, config = source.task, source.run.config
+    values = {
+        name: value
+        for name, value in checkpoints.read(source.path).items()
+        if not checkpoints.OPTIMIZER_STATE.fullmatch(name)
+    }
+
+    def outputs(student, log):
+        weights = source.read()
+        with exact_float32():  # Whatever the precision of the student.
+            with strategy.scope():
+                network = task.build_model(config)
+            source.assign(weights, network)
+            tokenizer = Preprocessor.of(task, config, source.run.vocabulary).tokenizer
+            pipeline = Pipeline(task, tokenizer, network)
+            return _network_outputs(name, task, network, pipeline, strategy, student, log)
+
+    record = {"source": f"run {source.path}", "sha256": _sha256(values)}
+    return Teacher(name, task, record, outputs)
+
+
+def _network_outputs(name, task, network, pipeline, strategy, student, log):
+    """Return the outputs of a network for the examples of a student; see `Teacher`."""
+    unlabelled = Examples(student.examples.texts, [])
+    encoded = EncodedExamples.encode(unlabelled, pipeline, student.layout, student.static_shape)
+    if task.has_windows:
+        own, expected = (data.windows.packed.input_ids for data in (encoded, student))
+        if not all(
+            np.array_equal(getattr(own, part), getattr(expected, part))
+            for part in ("row_splits", "flat_values")
+        ):
+            raise UserError(
+                f"{name}: splits texts into other tokens; expected the vocabulary and "
+                "lower-casing of the student"
+            )
+    return Evaluator(task, network, strategy, log=log).network_outputs(encoded)
+
+
+def _saved_model_teacher(path, task):
+    """Return a published version, as it is served: with its temperature, in its precision.
+
+    Its outputs are logits with the probabilities that are served, or the values.
+    """
+    name, digest = f"--teacher={path}", hashlib.sha256()
+    variables = files.listdir(os.path.join(path, "variables"))
+    for file in ["saved_model.pb", *(f"variables/{file}" for file in variables)]:
+        digest.update(f"{file} {files.sha256(os.path.join(path, file))}".encode())
+
+    def outputs(student, log):
+        try:
+            serve = checkpoints.load_saved_model(path).signatures["serving_default"]
+        except (OSError, KeyError, tf.errors.OpError) as error:
+            raise UserError(f"{name}: not a loadable SavedModel: {error}") from None
+        parts, (output,) = [], task.soft_losses
+        with Progress(log, "rows", len(student.examples)) as progress:
+            for texts in student.examples.slices(_ROWS_PER_CALL):
+                parts.append(_logits(task, serve(**texts)))
+                progress.update(progress.done + len(parts[-1]))
+        width = max(part.shape[1] for part in parts)  # Slices have their own number of choices.
+        return {
+            output: np.concatenate(
+                [
+                    np.pad(part, [(0, 0), (0, width - part.shape[1])], constant_values=MASKED_SCORE)
+                    for part in parts
+                ]
+            )
+        }
+
+    record = {"source": f"SavedModel {path}", "sha256": digest.hexdigest()}
+    return Teacher(name, task, record, outputs)
+
+
+def _logits(task, served):
+    """Return logits `(N, C)` whose softmax or sigmoid is the prediction."""
+    if task.kind == "regression":
+        return served["value"].numpy()[:, np.newaxis]
+    probabilities_NC = served["probabilities"].numpy()
+    log_NC = np.log(np.clip(probabilities_NC, _SMALLEST, 1.0))
+    if task.kind == "multiple_choice":
+        return np.where(probabilities_NC > 0, log_NC, MASKED_SCORE).astype(np.float32)
+    if task.multi_label:
+        return log_NC - np.log(np.clip(1.0 - probabilities_NC, _SMALLEST, 1.0))
+    return log_NC[:, 1:] - log_NC[:, :1] if task.is_binary else log_NC
+
+
+def _sha256(values):
+    """Return the hash of weights by name; the state of dropout is none."""
+    digest = hashlib.sha256()
+    for name in sorted(name for name in values if not name.startswith("dropout_seed/")):
+        digest.update(f"{name} {values[name].shape} {values[name].dtype} ".encode())
+        digest.update(np.ascontiguousarray(values[name]).tobytes())
+    return digest.hexdigest()
+
+
+def _joined(value):
+    return ", ".join(map(str, value))[:200] if isinstance(value, tuple | list) else value
+
+
+@dataclasses.dataclass(frozen=True)
 class Distillation:
     """The teacher of a training, and its unlabelled rows.
 
-    Args:
+    Attributes:
         teacher: The teacher.
         temperature: Divisor of the logits of both.
         alpha: Weight of the teacher's term, from 0 to 1.
         unlabelled: Rows for the teacher's term alone.
     """
 
-    def __init__(
-        self,
-        teacher: Teacher,
-        temperature: float,
-        alpha: float,
-        unlabelled: Sequence[Examples] = (),
-    ) -> None:
-        self.teacher, self.temperature, self.alpha = teacher, temperature, alpha
-        self.unlabelled = unlabelled
+    teacher: Teacher
+    temperature: float
+    alpha: float
+    unlabelled: Sequence[Examples] = ()
 
     def check(self, task: Task, run: Run | None) -> None:
         """Check that teacher and task fit, and that a run to resume had the same teacher.
@@ -90,15 +276,6 @@ class Distillation:
             {_PREFIX + name: (name, scaled(loss, self.alpha)) for name, loss in soft.items()},
         )
 
-    def encode(
-        self, pipeline: Pipeline, layout: Layout, static_shape: bool
-    ) -> list[EncodedExamples]:
-        """Return the unlabelled rows as token ids."""
-        return [
-            EncodedExamples.encode(examples, pipeline, layout, static_shape)
-            for examples in self.unlabelled
-        ]
-
     def distilled(
         self,
         labelled: EncodedExamples,
@@ -110,7 +287,7 @@ class Distillation:
 
         Args:
             labelled: The training examples.
-            unlabelled: Result of `encode`.
+            unlabelled: The encoded unlabelled examples.
             run: A run to resume, whose file is read if it is of this teacher and these examples.
             log: Callable that takes log lines.
 
@@ -126,7 +303,7 @@ class Distillation:
             )
             outputs = {
                 name: distilled.without_padding(values)
-                for name, values in self.teacher.outputs(distilled, distilled.layout, log).items()
+                for name, values in self.teacher.outputs(distilled, log).items()
             }
         distilled.learn_from(outputs)
         return distilled

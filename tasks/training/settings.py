@@ -33,10 +33,7 @@ def format_number(number: float) -> str:
 def flag_by_task(help: str, name: str, **metadata: Any) -> Any:
     """Return the flag of a setting whose default depends on the task type.
 
-    Args:
-        help: Help of the flag, without the defaults.
-        name: Name in `task_types.DEFAULTS`.
-        **metadata: See `bert_tf.system.command.flag`.
+    `help` is without the defaults, which `task_types.DEFAULTS` has by `name`.
     """
     default = task_types.DEFAULTS[name]
     defaults = {kind: task_types.default_settings(kind)[name] for kind in task_types.TASK_TYPES}
@@ -144,9 +141,6 @@ class TrainingSettings:
     def check_teacher_fits(self, kind: str) -> None:
         """Check that a teacher, if there is one, fits the task type.
 
-        Args:
-            kind: The task type.
-
         Raises:
             UserError: If the task type has no teacher, or no temperature.
         """
@@ -160,11 +154,7 @@ class TrainingSettings:
             raise UserError("--distill_temperature: not supported by task regression")
 
     def check_fits(self, config: BertConfig, origin: str) -> None:
-        """Check that pretrained weights have enough layers.
-
-        Args:
-            config: Configuration of the weights.
-            origin: Where the weights come from, for the message.
+        """Check that pretrained weights, which come from `origin`, have enough layers.
 
         Raises:
             UserError: If they do not.
@@ -199,11 +189,7 @@ def is_saved_model(path: str) -> bool:
 
 
 def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
-    """Check that a teacher is a fine-tuned run or a SavedModel of a task type.
-
-    Args:
-        path: Run directory, or directory of a published version.
-        kind: The student's task type.
+    """Check that a teacher is a fine-tuned run or a published version of a student's task type.
 
     Returns:
         The values of its task.json, or None for a remote path.

@@ -30,11 +30,10 @@ from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.shared_files import open_run, wait_for_files
 from bert_tf.train.step import TrainStep
 from tasks.base import plots
-from tasks.base.registry import task_from_dict
-from tasks.base.tuning import task_at
+from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.graph.evaluation import Evaluator, FeatureExamples
-from tasks.graph.run_checkpoint import RunCheckpoint
+from tasks.graph.run_checkpoint import RunCheckpoint, task_at
 from tasks.training.distillation import Distillation
 from tasks.training.settings import TrainingSettings
 
@@ -99,7 +98,7 @@ class TrainingRun:
             if examples.skipped_rows:
                 self.log(examples.skipped_rows_message())
         if self.examples[1:]:
-            for line in self.task.postprocessor.check_dev(self.examples[1]):
+            for line in self.task.check_dev(self.examples[1]):
                 self.log(f"warning: {self.names[1]}: {line}")
         teacher = self.distillation and self.distillation.teacher.record
         check_alike(self.strategy, [self.recorded, self.digests, teacher])
@@ -127,16 +126,13 @@ class TrainingRun:
         has_new_head: bool,
         run: Run | None,
     ) -> Run:
-        """Train, then tune the task with the best checkpoint.
+        """Train, then tune the task with the best checkpoint; return the open run.
 
         Args:
             pipeline: Tokenizer and model of the task. The model ends with the weights of any step.
             record: What train.json records about the origin of the model's weights.
             has_new_head: Whether the head is initialized from the training examples.
             run: Result of `open_run`.
-
-        Returns:
-            The open run.
 
         Raises:
             Interrupted: After Ctrl-C or SIGTERM; the state is saved.
@@ -206,7 +202,7 @@ class TrainingRun:
         # Train; the best checkpoint is selected by the first dev data.
         def evaluate():
             results = [evaluator.metrics(dev) for dev in encoded_devs]
-            return results[0][task.postprocessor.best_metric], _by_dev(results)
+            return results[0][task.best_metric], _by_dev(results)
 
         TrainingLoop(
             run,
@@ -269,9 +265,10 @@ class TrainingRun:
 
     def encode_unlabelled(self, pipeline: Pipeline) -> list[EncodedExamples]:
         """Return the encoded unlabelled examples."""
-        if not self.distillation:
-            return []
-        return self.distillation.encode(pipeline, self._layout, self.is_compiled)
+        return [
+            EncodedExamples.encode(examples, pipeline, self._layout, self.is_compiled)
+            for examples in (self.distillation.unlabelled if self.distillation else ())
+        ]
 
     @property
     def _layout(self):
@@ -304,13 +301,10 @@ class TrainingRun:
         if task.tunable_fields:
             self._load(run, best, evaluator.model)
             outputs = [evaluator.outputs(dev) for dev in devs]
-            warnings = task.postprocessor.tuning_warnings(devs[0], outputs[0])
-            task = task.postprocessor.tune(devs[0], outputs[0])
+            warnings = task.tuning_warnings(devs[0], outputs[0])
+            task = task.tune(devs[0], outputs[0])
             metrics = _by_dev(
-                [
-                    task.postprocessor.metrics(dev, of_dev)
-                    for dev, of_dev in zip(devs, outputs, strict=True)
-                ]
+                [task.metrics(dev, of_dev) for dev, of_dev in zip(devs, outputs, strict=True)]
             )
             values = {field: getattr(task, field) for field in task.tunable_fields}
             run.checkpoints.set_tuned(
@@ -333,7 +327,7 @@ class TrainingRun:
             metrics = run.checkpoints.info(best)["metrics"]
         else:
             return  # The others log nothing, and may see the file as it was before its evaluation.
-        warning = task.postprocessor.warning(
+        warning = task.warning(
             {metric.removeprefix("dev_"): value for metric, value in metrics.items()}
         )
         if warning:
@@ -352,7 +346,7 @@ class TrainingRun:
             self._load(run, best, evaluator.model)
             outputs = evaluator.outputs(dev)
             if is_chief(self.strategy):
-                found = task_at(run, best).postprocessor.plots(dev, outputs)
+                found = task_at(run, best).plots(dev, outputs)
         if is_chief(self.strategy):
             self.log(f"plots: {plots.write(run, found)}")
 
@@ -396,4 +390,4 @@ def _summary(task, train, devs, num_unused):
     windows = f" in {len(train)} windows" if len(train) != len(train.examples) else ""
     unused = f", {num_unused} more {task.unused}" if num_unused else ""
     rows = f"{len(train.examples)} rows{windows}{unused}"
-    return f"{task.kind}: {rows}, {counts}{task.description()}"
+    return f"{task.kind}: {rows}, {counts}{task.summary()}"

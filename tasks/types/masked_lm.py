@@ -5,7 +5,8 @@ hidden size, V vocabulary size, K predictions, M masks of a chunk.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+import functools
+from collections.abc import Collection
 from typing import Any, NoReturn, Self
 
 import keras
@@ -16,18 +17,15 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.pretraining.masked_tokens import Candidates, check_head, fill_masks
 from bert_tf.pretraining.model import LOSSES, PretrainingModel
-from bert_tf.text.byte_limit import truncate_utf8
-from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.excerpts import tokenize_ends, truncate_utf8
 from bert_tf.text.masked_text import MASK, tokenize_masked
 from bert_tf.text.packing import pack, token_budget
-from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.decisions import top2_gap
-from tasks.base.task import OutputSpec, Postprocessor, Reader, SignatureSpec, Task
+from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize
 from tasks.data.examples import Tensors
 from tasks.data.readers.memory import columns_of
-from tasks.data.readers.rows import BadRow, Example, FileRows, Source
 from tasks.data.windows import Windows, one_window_each
 from tasks.graph.pipeline import Pipeline
 from tasks.model.task_model import TaskModel
@@ -35,28 +33,11 @@ from tasks.model.task_model import TaskModel
 NUM_PREDICTIONS = 5  # Entries returned per text.
 
 
-class MaskedLmReader(Reader["MaskedLmTask"]):
-    """Reader of texts without labels."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLmTask(Task):
+    """Masked language model: the most probable entries at the first [MASK] of a text."""
 
-    def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterable[Example | BadRow]:
-        """Return the rows of a file; there are no labelled rows."""
-        if labelled:
-            raise UserError(
-                f"{data}: the run is only pretrained and cannot be evaluated on labelled rows; use "
-                "bert_tf.pretrain --eval_shards"
-            )
-        return super().iter_rows(data, labelled)
-
-    def default_labels(self, count: int) -> NoReturn:
-        """Raise UserError, since texts are not masked here."""
-        raise UserError(
-            "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"
-        )
-
-
-class MaskedLmPostprocessor(Postprocessor["MaskedLmTask"]):
-    """Postprocessor of the most probable tokens, which `MaskedLmPipeline` computes."""
-
+    kind = "pretrained"
     description = "Predicts the token at the first [MASK] of a text."
     outputs = {
         # A near tie is one of the best token; the order of the next ones may differ, too.
@@ -65,33 +46,15 @@ class MaskedLmPostprocessor(Postprocessor["MaskedLmTask"]):
         ),
         "score": OutputSpec("probabilities of these tokens"),
     }
-
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the pipeline's outputs unchanged."""
-        return dict(outputs)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""
-        margin_N = top2_gap(predictions["score"])
-        return tf.where(predictions["score"][:, 0] > 0, margin_N, float("inf"))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLmTask(Task):
-    """Masked language model: the most probable entries at the first [MASK] of a text."""
-
-    kind = "pretrained"
-    reader_class = MaskedLmReader
-    postprocessor_class = MaskedLmPostprocessor
     input_names = ("text",)
     losses = LOSSES
     accuracies = tuple(LOSSES)
+    no_labels = (
+        "the run is only pretrained and cannot be evaluated on labelled rows; use "
+        "bert_tf.pretrain --eval_shards"
+    )
 
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and pack texts, in which the string "[MASK]" is the mask token."""
 
         def with_masks(texts):
@@ -104,12 +67,25 @@ class MaskedLmTask(Task):
         """Return the pretraining model."""
         return PretrainingModel(config, dtype=dtype)
 
+    def default_labels(self, count: int) -> NoReturn:
+        """Raise UserError, since texts are not masked here."""
+        raise UserError(
+            "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"
+        )
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""
+        margin_N = top2_gap(predictions["score"])
+        return tf.where(predictions["score"][:, 0] > 0, margin_N, float("inf"))
+
 
 class MaskedLmPipeline(Pipeline):
     """Pipeline with signatures for both heads: masked_lm, the default, and next_sentence."""
 
-    def _make_signatures(self):
-        signatures = super()._make_signatures()
+    @functools.cached_property
+    def signatures(self) -> dict[str, tf.types.experimental.GenericFunction]:
+        """See `Pipeline.signatures`."""
+        signatures = super().signatures
         signatures["masked_lm"] = signatures["serving_default"]
         if "next_sentence" in self.token_functions:
             names = ("text_a", "text_b")
@@ -138,15 +114,7 @@ class MaskedLmPipeline(Pipeline):
         return {**specs, "masked_lm": masked_lm, "next_sentence": next_sentence}
 
     def next_sentence(self, text_a: tf.Tensor, text_b: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Predict whether one text continues another.
-
-        Args:
-            text_a: string `(B,)`.
-            text_b: string `(B,)`.
-
-        Returns:
-            Dict of `is_next`, float32 `(B,)`, the probability that text_b follows text_a.
-        """
+        """Return `is_next`, float32 `(B,)`, the probability that text_b follows text_a."""
         budget = token_budget(2, self.task.max_seq_length)
         segments = [
             tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)

@@ -7,11 +7,10 @@ Shape suffixes: B questions, C choices of the question that has most, W choices 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
@@ -22,9 +21,8 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.decisions import top2_gap
-from tasks.base.task import OutputSpec, Postprocessor, Reader, Task
-from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
-from tasks.data.readers.rows import FileRows, Source
+from tasks.base.task import OutputSpec, Task, Tokenize
+from tasks.data.examples import Arrays, EncodedExamples, Tensors
 from tasks.data.windows import Windows
 from tasks.graph.heads import ChoiceModel
 from tasks.metrics.classification import accuracy
@@ -35,8 +33,32 @@ TOO_MANY = f"choices: too many. Expected: at most {MAX_CHOICES} per question"
 EQUAL = 1e-6  # Closer probabilities count as ties, so that rounding does not decide.
 
 
-class ChoiceReader(Reader["MultipleChoiceTask"]):
-    """Reader of questions."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MultipleChoiceTask(Task):
+    """Questions with any number of choices.
+
+    An empty string is a missing choice: it is never selected and its probability is 0. The
+    prediction for a question without choices is -1.
+    """
+
+    file_format: str = "rows"  # See tasks.data.readers.choices.
+
+    kind = "multiple_choice"
+    description = "Predicts which of several choices fits a prompt best."
+    outputs = {
+        "choice": OutputSpec("index of the best choice, from 0; -1 if there are no choices"),
+        "probabilities": OutputSpec("probability of each choice", in_near_ties=True),
+    }
+    best_metric = "accuracy"
+    input_descriptions = {
+        "prompt": 'text that the choices continue or answer; "" for none',
+        "choices": 'choices; rows with fewer choices than others are padded with ""',
+    }
+    input_names = ("prompt", "choices")
+    INPUT_RANKS = {"choices": 2}
+    accuracies = ("choice",)
+    losses = {"choice": softmax_cross_entropy}
+    soft_losses = {"choice": softmax_divergence}
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
         """Return the index of the correct choice."""
@@ -51,76 +73,8 @@ class ChoiceReader(Reader["MultipleChoiceTask"]):
             raise ValueError(f"choice {value}: expected one that is not empty")
         return value
 
-
-class ChoicePostprocessor(Postprocessor["MultipleChoiceTask"]):
-    """Postprocessor of one score per choice."""
-
-    description = "Predicts which of several choices fits a prompt best."
-    outputs = {
-        "choice": OutputSpec("index of the best choice, from 0; -1 if there are no choices"),
-        "probabilities": OutputSpec("probability of each choice", in_near_ties=True),
-    }
-
-    best_metric = "accuracy"
-
-    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return the accuracy."""
-        choices_B = _predictions(outputs)["choice"].numpy()
-        return {"accuracy": accuracy(data.labels["choice"], choices_B)}
-
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""
-        return _predictions(outputs)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the gap between the two most probable choices, `(B,)`."""
-        # top2_gap needs two values; questions may have fewer choices.
-        return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MultipleChoiceTask(Task):
-    """Questions with any number of choices.
-
-    An empty string is a missing choice: it is never selected and its probability is 0. The
-    prediction for a question without choices is -1.
-
-    Attributes:
-        file_format: Format of the files, see tasks.data.readers.choices.
-    """
-
-    file_format: str = "rows"
-
-    kind = "multiple_choice"
-    reader_class = ChoiceReader
-    postprocessor_class = ChoicePostprocessor
-    input_descriptions = {
-        "prompt": 'text that the choices continue or answer; "" for none',
-        "choices": 'choices; rows with fewer choices than others are padded with ""',
-    }
-    input_names = ("prompt", "choices")
-    INPUT_RANKS = {"choices": 2}
-    accuracies = ("choice",)
-    losses = {"choice": softmax_cross_entropy}
-    soft_losses = {"choice": softmax_divergence}
-
-    @classmethod
-    def from_data(cls, data: Source | FileRows, **options: Any) -> Self:
-        """Create the task from options; it does not depend on the training file."""
-        return cls(**options)
-
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
-        """Tokenize and pack each choice with its prompt, one window per choice.
-
-        Args:
-            texts: `prompt`, string `(B,)`, and `choices`, string `(B, C)`, padded with "".
-            tokenize: Method of `Tokenizer`.
-            vocabulary: Vocabulary of the ids.
-        """
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
+        """Tokenize and pack each choice with its prompt, one window per choice."""
         prompt_B, choices_BC = texts["prompt"], texts["choices"]
         tf.debugging.assert_equal(
             tf.size(prompt_B), tf.shape(choices_BC)[0], "choices: expected one row per prompt"
@@ -142,16 +96,34 @@ class MultipleChoiceTask(Task):
             choice_W=tf.cast(choice_W, tf.int32),
         )
 
-    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
-        """Return indices of the correct choices, int32 `(B,)`, and weights of 1."""
-        labels = np.array(examples.labels, np.int32)
-        return {"choice": labels}, {"choice": np.ones(len(labels), np.float32)}
-
     def build_model(self, config: BertConfig, dtype: str = "float32") -> ChoiceModel:
-        """Return a built model."""
-        model = ChoiceModel(config, name=self.kind, dtype=dtype)
-        model.build()
-        return model
+        """Return the encoder with one score per choice."""
+        return ChoiceModel(config, name=self.kind, dtype=dtype)
+
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return `choice`, int32 `(B,)`, and `probabilities`, float32 `(B, C)`."""
+        scores_BC = outputs["choice"]
+        # Compared like this, a score that is NaN is not taken for a missing choice.
+        probabilities_BC = tf.where(scores_BC <= MASKED_SCORE, 0.0, tf.nn.softmax(scores_BC))
+        # Ties go to the first choice; -1 if there is none.
+        best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
+        is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)
+        count = tf.shape(scores_BC)[1]
+        first_B = tf.reduce_min(tf.where(is_best_BC, tf.range(count), count), axis=1)
+        return {
+            "choice": tf.where(first_B < count, first_B, -1),
+            "probabilities": probabilities_BC,
+        }
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the gap between the two most probable choices, `(B,)`."""
+        # top2_gap needs two values; questions may have fewer choices.
+        return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return the accuracy."""
+        choices_B = self.predictions({}, data.windows, outputs)["choice"].numpy()
+        return {"accuracy": accuracy(data.labels["choice"], choices_B)}
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -163,18 +135,3 @@ class MultipleChoice(TaskModel):
     """
 
     task_class = MultipleChoiceTask
-
-
-def _predictions(outputs):
-    scores_BC = outputs["choice"]
-    # Compared like this, a score that is NaN is not taken for a missing choice.
-    probabilities_BC = tf.where(scores_BC <= MASKED_SCORE, 0.0, tf.nn.softmax(scores_BC))
-    # Ties go to the first choice; -1 if there is none.
-    best_B1 = tf.reduce_max(probabilities_BC, axis=1, keepdims=True)
-    is_best_BC = (probabilities_BC > 0) & (probabilities_BC >= best_B1 - EQUAL)
-    count = tf.shape(scores_BC)[1]
-    first_B = tf.reduce_min(tf.where(is_best_BC, tf.range(count), count), axis=1)
-    return {
-        "choice": tf.where(first_B < count, first_B, -1),
-        "probabilities": probabilities_BC,
-    }

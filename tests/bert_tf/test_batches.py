@@ -229,7 +229,7 @@ def test_damage_is_reported_before_training(copy, damage):
     path = second_shard(copy)
     damage(path, path.read_bytes())
     with pytest.raises(UserError) as caught:
-        data_of(copy).verify()
+        data_of(copy).manifest.check_files()
     name = "extra.tfrecord" if (copy / "extra.tfrecord").exists() else path.name
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
@@ -354,7 +354,7 @@ def test_shards_of_other_programs_get_a_manifest(copy, tmp_path, run_command):
     assert done.returncode == 0, done.stderr
     assert "1 shards verified" in done.stdout and "  A  [CLS]" in done.stdout
     data = data_of(directory)
-    data.verify()
+    data.manifest.check_files()
     adopted = rows(data.evaluation_batches(50, pad_examples))
     assert as_bytes(adopted) == as_bytes(everything)
     (directory / "manifest.json").unlink()

@@ -6,7 +6,8 @@ import pytest
 
 from bert_tf.data.jobs import RunnerSettings
 from bert_tf.planning.devices import typical_processor
-from bert_tf.system import command, cpus
+from bert_tf.system import command
+from bert_tf.system.processes import count_processors
 
 
 @pytest.fixture
@@ -17,9 +18,9 @@ def without_affinity(monkeypatch):
 
 def test_without_affinity_all_processors_count(without_affinity, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert cpus.count() == RunnerSettings().workers == 7
+    assert count_processors() == RunnerSettings().workers == 7
     monkeypatch.setattr(os, "cpu_count", lambda: None)  # Unknown.
-    assert cpus.count() == 1
+    assert count_processors() == 1
 
 
 def test_commands_and_plans_need_no_affinity(without_affinity, monkeypatch):
@@ -32,4 +33,4 @@ def test_commands_and_plans_need_no_affinity(without_affinity, monkeypatch):
 def test_a_process_bound_to_one_processor_counts_one(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3})
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert cpus.count() == 1
+    assert count_processors() == 1

@@ -10,6 +10,7 @@ import pytest
 
 from bert_tf import UserError
 from bert_tf.data import documents
+from bert_tf.storage import files
 from tests.rows import as_others_write
 
 LINES = "One.\n  Two.  \n\n \t\nThree.\r\n\u3000\nFour.\nFive."
@@ -235,7 +236,10 @@ def test_blocks_of_any_size_give_what_reading_line_by_line_gives(
         data = b"".join(draws.sample(parts, len(parts)))
         path.write_bytes(gzip.compress(data) if suffix else data)
         try:
-            found = [tuple(span) for span in documents.spans(str(path), input_format)]
+            found = [
+                tuple(span)
+                for span in documents.spans(files.TextFile(str(path)), input_format, "text")
+            ]
         except UserError as error:
             found = [str(error).removeprefix(f"{path}: ").split(";")[0]]
             num_errors += 1

@@ -14,7 +14,7 @@ from bert_tf.storage import format_versions
 from bert_tf.system import command
 from bert_tf.weights import heads
 from export.litert import archive
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.graph.published import TASK_OF_VERSION, published_task
 from tasks.prediction.output_shards import OutputManifest
 from tasks.types.classification.text_classifier import ClassificationTask

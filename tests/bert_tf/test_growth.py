@@ -34,7 +34,10 @@ def ids_of(pretrained, texts):
 
 def test_words_take_unused_entries_first_and_are_means_of_their_pieces(pretrained):
     grown, added = growth.add_tokens(pretrained, ["unable", "cs", "xyz", "bs", "the", "cs"])
-    assert added == growth.Added(replaced=2, appended=2, present=2, unknown=1)
+    assert added == (
+        "4 words added (2 in place of [unused] entries, 2 appended, 1 of them [UNK] before), "
+        "2 already present"
+    )
     count = len(WORDS) + 4
     assert grown.vocabulary.entries[-4:] == ("unable", "cs", "xyz", "bs")
     assert grown.config.vocab_size == len(grown.vocabulary) == count

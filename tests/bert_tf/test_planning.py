@@ -13,9 +13,6 @@ from bert_tf.planning.calibration import measure_processor
 from bert_tf.planning.devices import (
     DEVICES,
     INT8_SPEEDUP,
-    MLPERF,
-    MLPERF_TOKENS,
-    PUBLISHED,
     processor,
 )
 from bert_tf.planning.finetuning import IMPORTS_BYTES, Finetuning, estimate_finetuning
@@ -27,7 +24,7 @@ from bert_tf.planning.memory import (
     step_memory,
 )
 from bert_tf.planning.report import finetuning_lines, training_lines
-from bert_tf.planning.serving import Serving, estimate_serving
+from bert_tf.planning.serving import estimate_serving
 from bert_tf.planning.training import (
     Training,
     estimate,
@@ -47,6 +44,26 @@ TINY = BertConfig(
     max_position_embeddings=12,
 )
 LARGE = dataclasses.replace(MODEL_SIZES["large"], vocab_size=30_522)
+# Sequences per second of BERT-large on one device: device, precision, length, published.
+PUBLISHED = (
+    ("a100", "bfloat16", 128, 485.59),  # float16 there, at the same peak rate.
+    ("a100", "bfloat16", 512, 96.52),
+    ("a100", "tf32", 128, 282.98),
+    ("a100", "tf32", 512, 54.92),
+    ("v100", "float32", 128, 841.72 / 16),
+    ("v100", "float32", 512, 180 / 16),
+)
+
+
+# Of MLPerf Training v2.1, closed division, BERT, by NVIDIA: samples per second of one of 8 devices,
+# from train_samples and the times of run_start and run_stop in result_0.txt. A sample has at most
+# 512 tokens, about half of which are padding, which these submissions do not compute.
+MLPERF_TOKENS = 256
+MLPERF = (
+    ("a100", "dgxa100_ngc22.09_pytorch", 2_250_304 / 925.828 / 8),
+    ("h100", "dgxh100_preview", 2_548_054 / 377.392 / 8),
+)
+
 # Peak memory in MB of a process that repeats a pretraining step, on an AMD EPYC with AVX2: layers,
 # hidden size, examples, tokens, precision, gradient checkpointing.
 MEASURED = {
@@ -265,10 +282,10 @@ def test_serving_by_hand():
     layers = 3 * (4 * (64 + 8) + 2 * 8 * 16 + 8 + 16 + 4 * 8)
     products = 2 * 3 * (2 * 5 * (4 * 64 + 2 * 8 * 16) + 2 * 2 * 5**2 * 8)
     between = elementwise(2 * 3 * 5 * (8 * 8 + 2 * 16), 2 * 3 * 5**2 * 2, per_score=2)
-    result = estimate_serving(Serving(TINY, length=5, texts=2, device=DEVICE))
+    result = estimate_serving(TINY, length=5, texts=2, device=DEVICE)
     assert result.request_seconds == pytest.approx((4 * layers + products) / 1e12 + between)
     assert result.texts_per_second == pytest.approx(2 / result.request_seconds)
-    int8 = estimate_serving(Serving(TINY, 5, 2, DEVICE, "int8"))
+    int8 = estimate_serving(TINY, 5, 2, DEVICE, "int8")
     seconds = (layers + products / INT8_SPEEDUP) / 1e12 + between
     assert int8.request_seconds == pytest.approx(seconds)
     assert int8.memory["weights"] < result.memory["weights"]
@@ -287,12 +304,12 @@ def test_serving_by_hand():
 def test_packed_weights_are_counted_on_processors(length, texts, precision, width):
     layers = 3 * (4 * (64 + 8) + 2 * 8 * 16 + 8 + 16 + 4 * 8)
     on_processor = processor(64e9, dict.fromkeys(("float32", "bfloat16"), 1e12), 1e12)
-    memory = estimate_serving(Serving(TINY, length, texts, on_processor, precision)).memory
+    memory = estimate_serving(TINY, length, texts, on_processor, precision).memory
     assert memory.get("packed weights") == (width and width * layers)
     assert memory["peak"] == sum(memory.values()) - memory["peak"] - memory["process"]
     if width:
         on_accelerator = dataclasses.replace(on_processor, is_accelerator=True)
-        other = estimate_serving(Serving(TINY, length, texts, on_accelerator, precision)).memory
+        other = estimate_serving(TINY, length, texts, on_accelerator, precision).memory
         assert "packed weights" not in other
 
 

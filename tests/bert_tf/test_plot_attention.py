@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 
 from bert_tf import Encoder, UserError, plot_attention
-from bert_tf.attention_maps.attention import Attention, attention_of
-from bert_tf.attention_maps.plots import LARGEST, head_image, layer_image, page
+from bert_tf.attention_maps.plots import (
+    LARGEST,
+    Attention,
+    attention_of,
+    head_image,
+    layer_image,
+    page,
+)
 from bert_tf.plot_attention import PlotAttentionSettings
 from bert_tf.system import command, plotting
 from bert_tf.weights.sources import read_pretrained

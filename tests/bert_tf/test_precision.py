@@ -104,7 +104,6 @@ def test_the_gradients_of_heads_sum_all_rows(config):
     )
     np.testing.assert_array_equal(of_bias, [ROWS] * config.vocab_size)
     model = SequenceClassifier(config, 2, dtype=POLICY)
-    model.build()
     (of_bias,) = gradients_of_ones(lambda: model.scores(vectors_NH, SEED), [model.head.bias])
     np.testing.assert_array_equal(of_bias, [ROWS] * 2)
     encoder = model.encoder

@@ -39,7 +39,6 @@ def observe(strategy, inputs_BL):
     with strategy.scope():
         keras.utils.set_random_seed(0)
         model = Observed(config, 3)
-        model.build()
         model.keep()
         # XLA does not compile for the second of two logical processors.
         model.compile(jit_compile=False)
@@ -87,7 +86,6 @@ def test_gradient_checkpointing_changes_nothing_on_two_replicas(mirrored):
             keras.utils.set_random_seed(0)
             model = SequenceClassifier(config, 3)
             model.encoder.recompute = recompute
-            model.build()
             optimizer = AdamW(1e-3)
             optimizer.build(model.trainable_variables)
         losses = {"label": softmax_cross_entropy}

@@ -258,7 +258,7 @@ def test_the_length_of_words_is_part_of_the_plan(corpus, tmp_path, monkeypatch):
     received = []
 
     def run(settings, open_writer, *others):
-        received.append(open_writer.args[0].tokenizer)
+        received.append(open_writer.args[0].args[2])
         return run_here(settings, open_writer, *others)
 
     monkeypatch.setattr(jobs, "run", run)

@@ -148,14 +148,12 @@ def test_it_passes_the_parity_check_and_predicts_equally_in_any_batch(
     complete = served.predict(columns)
     for rows in (slice(0, 0), slice(0, 1), slice(3, 10), slice(14, 15)):
         part = {key: values[rows] for key, values in complete.items()}
-        assert_same(
-            served.predict(of_rows(columns, rows)), part, run.task.postprocessor.strip_padding
-        )
+        assert_same(served.predict(of_rows(columns, rows)), part, run.task.strip_padding)
     many = served.predict(inputs_of(run.task, (TEXTS * 80)[:1000]))
     expected = {key: (values * 80)[:1000] for key, values in complete.items()}
     # Otherwise the rotated second column would be paired with other rows at the end.
     if len(columns) == 1:
-        assert_same(many, expected, run.task.postprocessor.strip_padding)
+        assert_same(many, expected, run.task.strip_padding)
     assert {len(values) for values in many.values()} == {1000}
 
 

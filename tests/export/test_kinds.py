@@ -15,9 +15,9 @@ from export.publishing import publish
 from tasks.graph.pipeline import TOKENIZE_OUTPUTS
 from tasks.model.loading import load_model
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.question_answering.question_answerer import SpanPostprocessor
+from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
 from tasks.types.regression import RegressionTask
-from tasks.types.tagging.token_classifier import TaggingPostprocessor
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 
 PROMPTS = ["the bill", "my app", "a"]
@@ -164,7 +164,7 @@ def test_one_entity_within_tolerance_makes_no_other_row_differ(name, expected, s
         np.array(rows, object if name == "entity_text" else None) for rows in (expected, served)
     )
     close, clear = np.array([0.9, 0.01]), np.array([0.9, 0.9])
-    spec = TaggingPostprocessor.outputs[name]
+    spec = TaggingTask.outputs[name]
     case = parity._Case("serving_default", inputs, name, spec, tolerance, close)
     assert not parity._compare(case, expected, served)
     [(row, message)] = parity._compare(case._replace(margins=clear), expected, served).items()
@@ -186,7 +186,7 @@ def test_log_odds_are_compared_as_probabilities_in_bfloat16(precision, expected,
         "serving_default",
         {"context": [b"the bill"]},
         "no_answer_score",
-        SpanPostprocessor.outputs["no_answer_score"],
+        QuestionAnsweringTask.outputs["no_answer_score"],
         parity.TOLERANCES[precision],
         np.array([0.9]) if precision == "bfloat16" else None,
     )

@@ -195,9 +195,8 @@ def blocks(text, language):
 def test_every_task_type_is_described(kind):
     module, name = {**TASK_TYPES, **UNLABELLED_TASK_TYPES}[kind].class_path.split(":")
     task_class = getattr(importlib.import_module(module), name)
-    postprocessor = task_class.postprocessor_class
-    assert postprocessor.description.endswith(".")
-    texts = [spec.description for spec in postprocessor.outputs.values()]
+    assert task_class.description.endswith(".")
+    texts = [spec.description for spec in task_class.outputs.values()]
     texts += task_class.input_descriptions.values()
     assert texts and all(texts)
 

@@ -17,7 +17,7 @@ from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights.sources import read_pretrained
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
@@ -51,13 +51,13 @@ def test_rows_are_normal_or_anomalous(tmp_path):
     )
     columns = {"text_columns": ("words",), "label_column": "class"}
     task = from_data(path, normal_labels=("a", "b"), **columns)
-    assert task.reader.load_examples(path).labels == [0, 0, 1, 0]
-    assert task.select_training_examples(task.reader.load_examples(path)) == Examples(
+    assert task.load_examples(path).labels == [0, 0, 1, 0]
+    assert task.select_training_examples(task.load_examples(path)) == Examples(
         {"text": ["t", "u", "w"]}, [0, 0, 0]
     )
     new = small.write_rows(tmp_path / "dev.csv", [("t", "never seen")], ("words", "class"))
-    assert task.reader.load_examples(new).labels == [1]
-    assert task.reader.load_examples(new, labelled=False).texts == {"text": ["t"]}
+    assert task.load_examples(new).labels == [1]
+    assert task.load_examples(new, labelled=False).texts == {"text": ["t"]}
     assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
 
 
@@ -66,11 +66,11 @@ def test_without_labels_every_row_is_normal(tmp_path, name):
     (tmp_path / "train.csv").write_text("text\nthe bill\nmy bill\n")
     (tmp_path / "train.jsonl").write_text('{"text": "the bill"}\n{"text": "my bill"}\n')
     task = from_data(tmp_path / name)
-    assert task.normal_labels == () and task.reader.load_examples(tmp_path / name).labels == [0, 0]
+    assert task.normal_labels == () and task.load_examples(tmp_path / name).labels == [0, 0]
     one = small.write_rows(tmp_path / "one.csv", [("t", "fine"), ("u", "fine")])
     assert from_data(one).normal_labels == ("fine",)
     with pytest.raises(UserError, match="one.csv:2: label 'fine', but the training rows had no"):
-        task.reader.load_examples(one)
+        task.load_examples(one)
 
 
 MISTAKES = {
@@ -129,7 +129,7 @@ def test_threshold_metrics_and_prediction_by_hand(task):
     }
     data = types.SimpleNamespace(labels={"score": np.array([0, 0, 0, 0, 1, 1])})
     # 0.8 is above three of four normal scores, 0.25 above two: 5 of 8 pairs.
-    assert task.postprocessor.metrics(data, outputs) == pytest.approx(
+    assert task.metrics(data, outputs) == pytest.approx(
         {
             "roc_auc": 5 / 8,
             "pr_auc": (1 / 2 + 2 / 4) / 2,
@@ -138,32 +138,30 @@ def test_threshold_metrics_and_prediction_by_hand(task):
         }
     )
     with pytest.raises(UserError, match="threshold not tuned yet"):
-        task.postprocessor.predictions({}, None, outputs)
-    task = dataclasses.replace(task, false_alarm_rate=0.25).postprocessor.tune(data, outputs)
+        task.predictions({}, None, outputs)
+    task = dataclasses.replace(task, false_alarm_rate=0.25).tune(data, outputs)
     assert task.threshold == pytest.approx(0.6)  # Half way from 0.3 to the only false alarm, 0.9.
-    metrics = task.postprocessor.metrics(data, outputs)
+    metrics = task.metrics(data, outputs)
     assert (metrics["false_alarm_rate"], metrics["detection_rate"]) == (0.25, 0.5)
-    prediction = task.postprocessor.predictions({}, None, {"score": tf.constant(scores)})
+    prediction = task.predictions({}, None, {"score": tf.constant(scores)})
     assert prediction["is_anomaly"].numpy().tolist() == [False, False, False, True, True, False]
     np.testing.assert_array_equal(prediction["score"], scores)
     only_unusual = types.SimpleNamespace(labels={"score": np.array([1] * 6)})
-    assert task.postprocessor.metrics(only_unusual, outputs)["false_alarm_rate"] == 0.0
+    assert task.metrics(only_unusual, outputs)["false_alarm_rate"] == 0.0
     with pytest.raises(UserError, match="--dev: the first file has no normal row"):
-        task.postprocessor.check_dev(types.SimpleNamespace(labels=[1, 1]))
-    assert len(task.postprocessor.check_dev(types.SimpleNamespace(labels=[0, 0]))) == 1
-    assert task.postprocessor.check_dev(types.SimpleNamespace(labels=[0, 1])) == []
+        task.check_dev(types.SimpleNamespace(labels=[1, 1]))
+    assert len(task.check_dev(types.SimpleNamespace(labels=[0, 0]))) == 1
+    assert task.check_dev(types.SimpleNamespace(labels=[0, 1])) == []
 
 
 def test_a_warning_is_logged_if_baselines_rank_as_well(task):
     metrics = {"roc_auc": 0.9, "pr_auc": 0.8, "mean_distance_roc_auc": 0.7, "pca_roc_auc": 0.8}
-    assert task.postprocessor.warning(metrics) is None
-    warning = task.postprocessor.warning({**metrics, "pca_roc_auc": 0.9})
+    assert task.warning(metrics) is None
+    warning = task.warning({**metrics, "pca_roc_auc": 0.9})
     assert "(0.9000) does not beat PCA of equal width (0.9000); use" in warning
-    both = task.postprocessor.warning({**metrics, "roc_auc": 0.6})
+    both = task.warning({**metrics, "roc_auc": 0.6})
     assert "the distance to the mean (0.7000) and PCA of equal width (0.8000)" in both
-    assert task.postprocessor.warning({**metrics, "pr_auc": 0.0}).startswith(
-        "no anomalies in the dev rows"
-    )
+    assert task.warning({**metrics, "pr_auc": 0.0}).startswith("no anomalies in the dev rows")
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +217,7 @@ def test_it_trains_on_normal_rows_and_freezes_the_encoder(run, said, settings):
 def test_evaluate_and_predict_agree_and_keep_the_order(run, settings, tmp_path):
     trained = load_model(run.path)
     assert 0 < trained.task.threshold == trained.source.tuned["values"]["threshold"]
-    examples = trained.task.reader.load_examples(settings.dev[0])
+    examples = trained.task.load_examples(settings.dev[0])
     encoded = EncodedExamples.encode(examples, trained.serving.pipeline, to_flat)
     evaluator = Evaluator(trained.task, trained.network, tf.distribute.get_strategy())
     metrics = evaluator.metrics(encoded)

@@ -14,7 +14,7 @@ from bert_tf import UserError
 from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.text.packing import Packed
 from bert_tf.train import losses
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.data.windows import one_window_each
 from tasks.types.classification.text_classifier import ClassificationTask
@@ -43,7 +43,7 @@ def data_of(labels):
 def test_class_weights_are_those_given_or_balanced(train):
     task = from_data(train, class_weights=("balanced",))
     assert task.class_weights == pytest.approx((8 / 12, 8 / 9, 8 / 3))
-    weights = task.sample_weights(task.reader.load_examples(train), None)
+    weights = task.sample_weights(task.load_examples(train), None)
     np.testing.assert_allclose(weights, [8 / 12] * 4 + [8 / 9] * 3 + [8 / 3])
     sklearns = sklearn.utils.class_weight.compute_class_weight(
         "balanced", classes=np.array(list("abc")), y=[label for _, label in ROWS]
@@ -51,16 +51,16 @@ def test_class_weights_are_those_given_or_balanced(train):
     np.testing.assert_allclose(task.class_weights, sklearns)
     task = from_data(train, class_weights=("1", "2.5", "1e1"), labels=("c", "b", "a"))
     np.testing.assert_allclose(
-        task.sample_weights(task.reader.load_examples(train), None), [10] * 4 + [2.5] * 3 + [1]
+        task.sample_weights(task.load_examples(train), None), [10] * 4 + [2.5] * 3 + [1]
     )
-    assert from_data(train).sample_weights(task.reader.load_examples(train), None) is None
+    assert from_data(train).sample_weights(task.load_examples(train), None) is None
 
 
 def test_every_class_is_drawn_equally_often(train):
     task = from_data(train, balanced_sampling=True)
-    weights = task.sampling_weights(task.reader.load_examples(train), None)
+    weights = task.sampling_weights(task.load_examples(train), None)
     np.testing.assert_allclose(weights / weights.sum(), [1 / 12] * 4 + [1 / 9] * 3 + [1 / 3])
-    assert from_data(train).sampling_weights(task.reader.load_examples(train), None) is None
+    assert from_data(train).sampling_weights(task.load_examples(train), None) is None
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_training_starts_with_the_label_fractions_as_prediction(
     windows = one_window_each(Packed(tf.ragged.constant([[1]] * len(rows)), None))
     encoded = EncodedExamples(task, rows, windows, None, to_flat)
     task.init_head(model, encoded)
-    prediction = task.postprocessor.predictions(
+    prediction = task.predictions(
         {}, None, {"label": model.head(tf.zeros([1, config.hidden_size]))}
     )
     np.testing.assert_allclose(prediction["probabilities"], [fractions], rtol=1e-5)
@@ -209,9 +209,9 @@ def test_flags_are_rejected_before_any_file_is_read(huggingface_dir, complaints,
 )
 def test_the_best_metric_is_among_the_metrics(options, best):
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=8, **options)
-    assert task.postprocessor.best_metric == best
+    assert task.best_metric == best
     rows = np.eye(3) if task.multi_label else [0, 1, 2]
-    assert best in task.postprocessor.metrics(data_of(rows), {"label": np.eye(3, dtype=np.float32)})
+    assert best in task.metrics(data_of(rows), {"label": np.eye(3, dtype=np.float32)})
     assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
 
 
@@ -228,9 +228,7 @@ def test_metrics_of_a_rare_class_by_hand():
         max_seq_length=8,
     )
     logits = np.log([[0.2, 0.1, 0.7], [0.5, 0.12, 0.38], [0.1, 0.5, 0.4], [0.8, 0.1, 0.1]])
-    metrics = task.postprocessor.metrics(
-        data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)}
-    )
+    metrics = task.metrics(data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)})
     confidence = [0.7, 0.5, 0.5, 0.8]  # Whether the most likely label is right: yes, no, yes, yes.
     expected = {
         "accuracy": 3 / 4,
@@ -248,9 +246,7 @@ def test_metrics_of_a_rare_class_by_hand():
         "degenerate": 0,
     }
     assert metrics == pytest.approx(expected, abs=1e-6)
-    assert task.postprocessor.report(
-        data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)}
-    ) == {
+    assert task.report(data_of([2, 2, 1, 0]), {"label": logits.astype(np.float32)}) == {
         "labels": ["a", "b", "c"],
         "per_label": {
             "precision": [1.0, 0.0, 2 / 3],
@@ -267,27 +263,21 @@ def test_metrics_of_a_rare_class_by_hand():
 def test_with_many_labels_there_is_no_curve_per_label():
     labels = tuple(f"intent {number}" for number in range(21))
     task = ClassificationTask(labels=labels, max_seq_length=8)
-    metrics = task.postprocessor.metrics(
-        data_of(range(21)), {"label": np.eye(21, dtype=np.float32)}
-    )
+    metrics = task.metrics(data_of(range(21)), {"label": np.eye(21, dtype=np.float32)})
     assert set(metrics) == {"accuracy", "macro_f1", "matthews", "ece", "degenerate"}
 
 
 def test_equal_predictions_for_all_rows_are_reported_in_words():
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=8)
     same = {"label": np.array([[2.0, 0, 0], [1.0, 0, 0]], np.float32)}
-    metrics = task.postprocessor.metrics(data_of([0, 1]), same)
+    metrics = task.metrics(data_of([0, 1]), same)
     assert metrics["degenerate"] == 1.0
-    assert task.postprocessor.warning(metrics).startswith("every row has the same predicted label")
-    metrics = task.postprocessor.metrics(data_of([0, 0]), same)  # Here it is right.
-    assert metrics["degenerate"] == 0.0 and task.postprocessor.warning(metrics) is None
+    assert task.warning(metrics).startswith("every row has the same predicted label")
+    metrics = task.metrics(data_of([0, 0]), same)  # Here it is right.
+    assert metrics["degenerate"] == 0.0 and task.warning(metrics) is None
     several = dataclasses.replace(task, multi_label=True)
-    metrics = several.postprocessor.metrics(
-        data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))}
-    )
-    assert metrics[
-        "degenerate"
-    ] == 1.0 and "the same predicted labels" in several.postprocessor.warning(metrics)
+    metrics = several.metrics(data_of([[1, 0, 0], [0, 1, 0]]), {"label": -np.ones((2, 3))})
+    assert metrics["degenerate"] == 1.0 and "the same predicted labels" in several.warning(metrics)
 
 
 # Values tuned on dev.
@@ -302,20 +292,16 @@ def test_the_threshold_is_tuned_on_calibrated_probabilities():
         labels=("no", "yes"), calibrate=True, threshold_objective="recall=1", max_seq_length=8
     )
     assert task.tunable_fields == ("temperature", "thresholds")
-    tuned = task.postprocessor.tune(data_of(labels), {"label": logits})
+    tuned = task.tune(data_of(labels), {"label": logits})
     assert tuned.temperature == pytest.approx(2.0, rel=1e-4)
     # Probabilities are 0.8 and 0.2, not 16/17 and 1/17: the threshold is below the lowest by half
     # of their distance.
     assert tuned.thresholds == pytest.approx((-0.1,), abs=1e-5)
-    metrics = tuned.postprocessor.metrics(data_of(labels), {"label": logits})
+    metrics = tuned.metrics(data_of(labels), {"label": logits})
     assert (metrics["recall"], metrics["precision"]) == (1.0, 0.5)
-    assert (
-        metrics["ece"]
-        < 1e-4
-        < task.postprocessor.metrics(data_of(labels), {"label": logits})["ece"]
-    )
-    assert tuned.postprocessor.warning({**metrics, "degenerate": 0.0}) is None
-    only = dataclasses.replace(task, threshold_objective=None).postprocessor.tune(
+    assert metrics["ece"] < 1e-4 < task.metrics(data_of(labels), {"label": logits})["ece"]
+    assert tuned.warning({**metrics, "degenerate": 0.0}) is None
+    only = dataclasses.replace(task, threshold_objective=None).tune(
         data_of(labels), {"label": logits}
     )
     assert only.thresholds is None and only.temperature == tuned.temperature
@@ -342,18 +328,18 @@ def test_tuned_thresholds_reach_the_objective(form, threshold_objective):
         logits += 2.0 * np.eye(len(task.labels))[labels]
         logits = logits[:, 1:] - logits[:, :1] if form == "binary" else logits
     outputs, data = {"label": logits.astype(np.float32)}, data_of(labels)
-    tuned = task.postprocessor.tune(data, outputs)
+    tuned = task.tune(data, outputs)
     assert len(tuned.thresholds) == (3 if form == "multi" else 1)
-    names = task.postprocessor._objective_metrics()
-    metrics = tuned.postprocessor.metrics(data, outputs)
-    assert tuned.postprocessor.warning(metrics) is None
+    names = task._objective_metrics()
+    metrics = tuned.metrics(data, outputs)
+    assert tuned.warning(metrics) is None
     if threshold_objective == "f1":
         for number, name in enumerate(names):
             for threshold in np.linspace(0.01, 0.99, 50):
                 others = list(tuned.thresholds)
                 others[number] = threshold
                 other = dataclasses.replace(tuned, thresholds=tuple(others))
-                assert other.postprocessor.metrics(data, outputs)[name] <= metrics[name] + 1e-12
+                assert other.metrics(data, outputs)[name] <= metrics[name] + 1e-12
     else:
         expected = float(threshold_objective.split("=")[1])
         assert all(metrics[name] >= expected for name in names)
@@ -362,17 +348,14 @@ def test_tuned_thresholds_reach_the_objective(form, threshold_objective):
 def test_a_dev_file_without_errors_leaves_the_temperature_at_1_with_a_warning():
     task = ClassificationTask(labels=("no", "yes"), calibrate=True, max_seq_length=8)
     outputs = {"label": np.array([[2.0], [1.0], [-3.0]], np.float32)}
-    tuned = task.postprocessor.tune(data_of([1, 1, 0]), outputs)
+    tuned = task.tune(data_of([1, 1, 0]), outputs)
     assert tuned.temperature == 1.0
-    (warning,) = task.postprocessor.tuning_warnings(data_of([1, 1, 0]), outputs)
+    (warning,) = task.tuning_warnings(data_of([1, 1, 0]), outputs)
     assert warning.startswith("--calibrate: file with too few errors")
-    (warning,) = task.postprocessor.tuning_warnings(data_of([0, 0, 1]), outputs)
+    (warning,) = task.tuning_warnings(data_of([0, 0, 1]), outputs)
     assert warning.startswith("--calibrate: file with labels unrelated to the logits")
-    assert task.postprocessor.tuning_warnings(data_of([1, 0, 0]), outputs) == []
-    assert (
-        dataclasses.replace(task, calibrate=False).postprocessor.tuning_warnings(None, outputs)
-        == []
-    )
+    assert task.tuning_warnings(data_of([1, 0, 0]), outputs) == []
+    assert dataclasses.replace(task, calibrate=False).tuning_warnings(None, outputs) == []
 
 
 def test_an_objective_that_is_not_reached_is_reported():
@@ -380,12 +363,12 @@ def test_an_objective_that_is_not_reached_is_reported():
         labels=("no", "yes"), threshold_objective="precision=0.9", max_seq_length=8
     )
     data, outputs = data_of([0, 1, 0]), {"label": np.array([[3.0], [1], [0]], np.float32)}
-    tuned = task.postprocessor.tune(data, outputs)
-    warning = tuned.postprocessor.warning(tuned.postprocessor.metrics(data, outputs))
+    tuned = task.tune(data, outputs)
+    warning = tuned.warning(tuned.metrics(data, outputs))
     assert warning == "--threshold_objective=precision=0.9 missed: precision is 0.5000"
     nothing = data_of([0, 0, 0])
-    tuned = dataclasses.replace(task, threshold_objective="f1").postprocessor.tune(nothing, outputs)
-    assert not tuned.postprocessor.decision(outputs).label.numpy().any()
-    assert "--threshold_objective=f1 missed: f1 is 0.0000" in tuned.postprocessor.warning(
-        tuned.postprocessor.metrics(nothing, outputs)
+    tuned = dataclasses.replace(task, threshold_objective="f1").tune(nothing, outputs)
+    assert not tuned.decision(outputs).label.numpy().any()
+    assert "--threshold_objective=f1 missed: f1 is 0.0000" in tuned.warning(
+        tuned.metrics(nothing, outputs)
     )

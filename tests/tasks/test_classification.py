@@ -17,7 +17,7 @@ import tensorflow as tf
 from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
 from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
@@ -54,9 +54,7 @@ def test_labels_are_sorted_as_numbers_if_all_are_numbers(tmp_path, found, expect
     assert from_data(path).labels == expected
     given = tuple(reversed(expected))
     assert from_data(path, labels=given).labels == given
-    assert from_data(path).reader.load_examples(path).labels == [
-        expected.index(label) for label in found
-    ]
+    assert from_data(path).load_examples(path).labels == [expected.index(label) for label in found]
 
 
 def test_one_class_and_unknown_labels_are_rejected(tmp_path):
@@ -64,7 +62,7 @@ def test_one_class_and_unknown_labels_are_rejected(tmp_path):
     with pytest.raises(UserError, match="expected two or more labels. Received: 'a'"):
         from_data(small.write_rows(tmp_path / "one.csv", [("t", "a"), ("u", "a")]))
     with pytest.raises(UserError, match="dev.csv:3: label 'c': expected one of a, b"):
-        from_data(train).reader.load_examples(
+        from_data(train).load_examples(
             small.write_rows(tmp_path / "dev.csv", [("t", "a"), ("u", "c")])
         )
 
@@ -82,7 +80,7 @@ def test_the_prediction_of_a_binary_task_by_hand():
     task = ClassificationTask(labels=("no", "yes"), max_seq_length=12)
     prediction = {
         name: value.numpy()
-        for name, value in task.postprocessor.predictions(
+        for name, value in task.predictions(
             {}, None, {"label": tf.constant([[math.log(3)], [-math.log(4)]])}
         ).items()
     }
@@ -94,7 +92,7 @@ def test_the_prediction_of_a_binary_task_by_hand():
 
 def test_the_prediction_of_a_multi_class_task_by_hand():
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=12)
-    prediction = task.postprocessor.predictions({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
+    prediction = task.predictions({}, None, {"label": tf.math.log([[0.2, 0.5, 0.3]])})
     assert prediction["label"].numpy().tolist() == [b"b"]
     np.testing.assert_allclose(prediction["probabilities"], [[0.2, 0.5, 0.3]], rtol=1e-6)
 
@@ -103,7 +101,7 @@ def test_metrics_by_hand():
     task = ClassificationTask(labels=("no", "yes"), max_seq_length=12)
     logits = np.array([[2.0], [-1.0], [1.0]], np.float32)
     data = types.SimpleNamespace(labels={"label": np.array([1, 1, 0], np.int32)})
-    result = task.postprocessor.metrics(data, {"label": logits})
+    result = task.metrics(data, {"label": logits})
     assert result == pytest.approx(
         {
             "accuracy": 1 / 3,

@@ -14,7 +14,7 @@ from bert_tf.runs.checkpoints import read
 from bert_tf.weights import heads
 from export.graph.saved_model import write_saved_model
 from tasks import TextClassifier, load_model
-from tasks.base.registry import task_class, task_from_dict
+from tasks.base.task import task_class, task_from_dict
 from tasks.evaluate import EvaluateSettings
 from tasks.evaluate import main as evaluate
 from tasks.finetuning.recipe import finetune

@@ -12,11 +12,10 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from tasks import evaluate, read_examples
-from tasks.data.readers.rows import BadRow, DataFile, FileRows
-from tasks.data.readers.tables import read_rows
+from tasks.data.readers.rows import BadRow, DataFile, FileRows, read_rows
 from tasks.finetuning.recipe import finetune, read
+from tasks.finetuning.settings import FinetuneSettings
 from tasks.finetuning.sweep import sweep
-from tasks.finetuning.sweep_settings import SweepSettings
 from tests import small
 
 
@@ -80,17 +79,14 @@ def test_check_labels_and_examples_read_a_file_once(task, huggingface_dir, tmp_p
     paths["dev"].write_text(dev if suffix != ".jsonl" or task != "conll" else train + train)
     settings = small.settings(huggingface_dir, paths, tmp_path / "run", task=task, **options)
     opened.clear()
-    settings.check()
-    data = settings.read_data()
+    data = settings.check()
     training = read(settings, data, print, tf.distribute.get_strategy())
     assert [opened[name] for name in training.names] == [1, 1]
     assert training.digests == {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths.values()
     }
-    # Not those of the check once more: the settings have released them.
-    assert settings.read_data() is not data
     for path, examples in zip(paths.values(), training.examples, strict=True):
-        assert training.task.reader.load_examples(path) == examples
+        assert training.task.load_examples(path) == examples
 
 
 def test_a_run_opens_its_files_once(huggingface_dir, complaints, tmp_path, opened):
@@ -98,10 +94,9 @@ def test_a_run_opens_its_files_once(huggingface_dir, complaints, tmp_path, opene
     second.write_text("text,label\nthe screen,hardware\n")
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run", epochs=1)
     values = {**vars(settings), "dev": (*settings.dev, str(second))}
-    settings = SweepSettings(**values)
+    settings = FinetuneSettings(**values)
     opened.clear()
-    settings.check()
-    finetune(settings.runs()[""], read_data=settings.read_data)
+    finetune(settings, data=settings.check())
     assert [opened[path] for path in (settings.train, *settings.dev)] == [1, 1, 1]
 
 
@@ -116,16 +111,14 @@ def test_runs_of_a_sweep_and_an_evaluation_open_their_files_once(
     huggingface_dir, complaints, tmp_path, opened, capsys
 ):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "sweep", epochs=1)
-    settings = SweepSettings(**vars(settings), seeds=("1", "2"))
+    settings = FinetuneSettings(**vars(settings), seeds=("1", "2"))
     opened.clear()
-    settings.check()
-    sweep(settings)
-    assert [opened[path] for path in (settings.train, *settings.dev)] == [2, 2]
+    sweep(settings, data=settings.check())
+    assert [opened[path] for path in (settings.train, *settings.dev)] == [1, 1]
     run = os.path.join(settings.output_dir, "seed-1")
     evaluation = evaluate.EvaluateSettings(run=run, data=settings.train)
     opened.clear()
-    evaluation.check()
-    evaluate.main(evaluation)
+    evaluate.main(evaluation, evaluation.check())
     assert opened[settings.train] == 1 and "accuracy" in capsys.readouterr().out
 
 

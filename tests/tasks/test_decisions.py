@@ -97,11 +97,11 @@ def test_metrics_are_computed_from_the_predictions(labels, options, rows):
     expected = rng.integers(0, top, shape).astype(np.int32)
     data = types.SimpleNamespace(labels={"label": expected})
     serve = tf.function(
-        lambda logits: task.postprocessor.predictions({}, None, {"label": logits}),
+        lambda logits: task.predictions({}, None, {"label": logits}),
         input_signature=[tf.TensorSpec([None, logits.shape[1]], tf.float32)],
     )
     prediction = {name: value.numpy() for name, value in serve(logits).items()}
-    metrics = task.postprocessor.metrics(data, {"label": logits})
+    metrics = task.metrics(data, {"label": logits})
     assert all(type(value) is float for value in metrics.values())
     assert prediction["labels"].shape == prediction["probabilities"].shape == (rows, count)
     if task.multi_label:

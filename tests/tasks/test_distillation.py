@@ -17,8 +17,7 @@ from bert_tf.text.encoder_inputs import to_flat
 from tasks import load_model
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning.recipe import finetune
-from tasks.training.distillation import Distillation
-from tasks.training.teacher import read_teacher
+from tasks.training.distillation import Distillation, read_teacher
 from tests import small
 from tests.conftest import WORDS
 from tests.tasks.test_task_model import CASES, create
@@ -189,7 +188,7 @@ def test_weights_of_classes_apply_to_labels_only(place, tmp_path):
     distillation = Distillation(teacher, 2.0, 0.5, [others])
     pipeline = model.serving.pipeline
     encoded = EncodedExamples.encode(labelled, pipeline, to_flat)
-    unlabelled = distillation.encode(pipeline, to_flat, False)
+    unlabelled = [EncodedExamples.encode(others, pipeline, to_flat)]
     distilled = distillation.distilled(encoded, unlabelled, None, lambda line: None)
     _, labels, weights = next(iter(small.in_order(distilled, 4)))
     np.testing.assert_array_equal(weights["label"], [2, 4, 0, 0])

@@ -11,14 +11,14 @@ from bert_tf import UserError
 from bert_tf.runs.run import Run
 from tasks.finetuning.dry_run import dry_run, plan_of, window_lengths
 from tasks.finetuning.recipe import finetune
-from tasks.finetuning.sweep_settings import SweepSettings
+from tasks.finetuning.settings import FinetuneSettings
 from tests import small
 
 
 @pytest.fixture
 def settings(huggingface_dir, complaints, tmp_path):
     values = dataclasses.asdict(small.settings(huggingface_dir, complaints, tmp_path / "run"))
-    return SweepSettings(**values, dry_run=True, device="t4")
+    return FinetuneSettings(**values, dry_run=True, device="t4")
 
 
 def test_it_prints_the_estimate_and_creates_nothing(settings, tmp_path):
@@ -43,12 +43,12 @@ def test_the_lengths_are_those_of_the_tokens(settings):
 
 def test_a_sweep_takes_as_long_as_its_runs(settings):
     values = {**vars(settings), "seeds": ("1", "2", "3"), "seed": 0}
-    assert plan_of(SweepSettings(**values), lambda line: None).runs == 3
+    assert plan_of(FinetuneSettings(**values), lambda line: None).runs == 3
 
 
 def test_devices_are_planned_that_this_machine_lacks(settings):
     values = {**vars(settings), "strategy": "tpu", "device": "tpu-v4", "devices": 4}
-    plan = plan_of(SweepSettings(**values), lambda line: None)
+    plan = plan_of(FinetuneSettings(**values), lambda line: None)
     assert plan.devices == 4 and plan.static_length == settings.max_seq_length
 
 
@@ -68,6 +68,6 @@ def test_an_existing_run_is_checked_and_left_as_it_is(settings, tmp_path):
     dry_run(settings, lambda line: None)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     assert Run.exists(settings.output_dir)
-    other = SweepSettings(**{**vars(settings), "max_seq_length": 10})
+    other = FinetuneSettings(**{**vars(settings), "max_seq_length": 10})
     with pytest.raises(UserError, match="max_seq_length"):
         dry_run(other, lambda line: None)

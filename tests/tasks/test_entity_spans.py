@@ -135,14 +135,14 @@ def test_spans_are_restored_for_any_windows(tokenizer, sizes):
     rng = random.Random(5)
     texts, spans = zip(*(random_text(rng) for _ in range(150)), strict=True)
     tokens = tokenizer.tokenize_with_offsets(texts)
-    result = label_spans(BIO, texts, tokens, spans, firsts(tokens))
-    assert (result.num_widened, result.num_lost) == (0, 0)
+    labels, *counts = label_spans(BIO, texts, tokens, spans, firsts(tokens))
+    assert counts == [0, 0]
     expected = [
         [(start, end, kind, text[start:end]) for start, end, kind in of_text]
         for text, of_text in zip(texts, spans, strict=True)
     ]
     assert sum(map(len, expected)) > 500
-    assert decoded(texts, tokens, result.tokens.labels, **sizes) == expected
+    assert decoded(texts, tokens, labels.labels, **sizes) == expected
 
 
 def test_windows_may_come_in_any_order(tokenizer):
@@ -153,7 +153,7 @@ def test_windows_may_come_in_any_order(tokenizer):
         [(10, 14, "LOC"), (18, 26, "LOC")],
     ]
     tokens = tokenizer.tokenize_with_offsets(texts)
-    labels_T = label_spans(BIO, texts, tokens, spans, firsts(tokens)).tokens.labels
+    labels_T = label_spans(BIO, texts, tokens, spans, firsts(tokens))[0].labels
     windows = windows_of(tokens, size=4, stride=2)
     order = np.random.default_rng(3).permutation(len(windows.example_W))
     packed = Packed(*(tf.gather(column, order) for column in windows.packed))

@@ -22,7 +22,7 @@ from bert_tf.runs.run import Run
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from bert_tf.weights import name_map
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.finetuning.recipe import finetune
 from tasks.model.loading import load_model
 from tasks.types.classification.text_classifier import ClassificationTask

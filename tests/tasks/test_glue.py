@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks.base.registry import task_class
+from tasks.base.task import task_class
 from tasks.base.task_types import DATASETS
 from tasks.finetuning.recipe import finetune
 from tasks.graph.serving_functions import ServingFunctions
@@ -121,9 +121,7 @@ def answering(task, outputs):
     """Return a model of a run that predicts these outputs for any input."""
     pipeline = types.SimpleNamespace(
         task=task,
-        signatures={
-            "serving_default": lambda *texts: task.postprocessor.predictions({}, None, outputs)
-        },
+        signatures={"serving_default": lambda *texts: task.predictions({}, None, outputs)},
     )
     source = types.SimpleNamespace(run=types.SimpleNamespace(path="run"))
     return types.SimpleNamespace(task=task, serving=ServingFunctions(pipeline), source=source)
@@ -138,7 +136,7 @@ def test_each_dataset_has_its_labels_metrics_and_submission(tmp_path, name):
     *_, labels, metrics = FORMS[name]
     path = write_labelled(tmp_path / "dev.tsv", name)
     task = task_of(path, name)
-    examples = task.reader.load_examples(path)
+    examples = task.load_examples(path)
     assert len(examples.skipped_rows) == (name == "qqp")
     texts = list(zip(*examples.texts.values(), strict=True))
     assert texts == [texts[: len(task.input_names)] for texts in TEXTS]
@@ -152,8 +150,8 @@ def test_each_dataset_has_its_labels_metrics_and_submission(tmp_path, name):
         assert task.labels == labels
         assert examples.labels == [number % len(labels) for number in range(6)]
     data = types.SimpleNamespace(labels=task.targets(examples, None)[0])
-    scores = task.postprocessor.metrics(data, right)
-    assert task.postprocessor.best_metric == ("spearman" if name == "stsb" else metrics[0])
+    scores = task.metrics(data, right)
+    assert task.best_metric == ("spearman" if name == "stsb" else metrics[0])
     for metric in metrics:
         assert scores[metric] == pytest.approx(float(metric != "mean_squared_error"))
 
@@ -173,14 +171,12 @@ def test_f1_and_matthews_use_the_second_label_as_positive(tmp_path):
     qqp, cola = (
         task_of(write_labelled(tmp_path / f"{name}.tsv", name), name) for name in ("qqp", "cola")
     )
-    metrics = qqp.postprocessor.metrics(data, {"label": logits})
+    metrics = qqp.metrics(data, {"label": logits})
     assert (metrics["accuracy"], metrics["f1"]) == pytest.approx((0.5, 0.4))
-    assert cola.postprocessor.metrics(data, {"label": logits})["matthews"] == 0.0
+    assert cola.metrics(data, {"label": logits})["matthews"] == 0.0
     logits[3] = -1
     expected = (1 * 3 - 1 * 1) / math.sqrt(2 * 2 * 4 * 4)
-    assert cola.postprocessor.metrics(data, {"label": logits})["matthews"] == pytest.approx(
-        expected
-    )
+    assert cola.metrics(data, {"label": logits})["matthews"] == pytest.approx(expected)
 
 
 def test_a_submission_is_complete_or_not_written(tmp_path):

@@ -29,7 +29,7 @@ def write(path, rows):
 def test_space_is_stripped_from_one_label_per_row(tmp_path, suffix):
     path = write(tmp_path / f"rows{suffix}", ROWS)
     task = ClassificationTask.from_data(path, class_weights=("balanced",), max_seq_length=8)
-    assert task.labels == ("x", "y") and task.reader.load_examples(path).labels == [0, 0, 0, 1]
+    assert task.labels == ("x", "y") and task.load_examples(path).labels == [0, 0, 0, 1]
     assert task.class_weights == (4 / (2 * 3), 4 / (2 * 1))
     flags = ClassificationTask.from_data(
         path, labels=("y", " x"), rare_label="x ", max_seq_length=8
@@ -41,7 +41,7 @@ def test_space_is_stripped_from_several_labels_per_row(tmp_path):
     rows = [("a", "x | y"), ("b", ["x ", "\ty"]), ("c", " "), ("d", [])]
     path = write(tmp_path / "rows.jsonl", rows)
     task = ClassificationTask.from_data(path, multi_label=True, max_seq_length=8)
-    assert task.labels == ("x", "y") and task.reader.load_examples(path).labels == [
+    assert task.labels == ("x", "y") and task.load_examples(path).labels == [
         (0, 1),
         (0, 1),
         (),
@@ -53,13 +53,13 @@ def test_space_is_stripped_from_labels_of_glue(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text("sentence\tlabel\na\t1 \nb\t0\n")
     task = ClassificationTask.from_data(str(path), file_format="sst2", max_seq_length=8)
-    assert task.reader.load_examples(str(path)).labels == [1, 0]
+    assert task.load_examples(str(path)).labels == [1, 0]
 
 
 def test_space_is_stripped_from_normal_labels(tmp_path):
     path = write(tmp_path / "rows.csv", ROWS)
     task = AnomalyTask.from_data(path, normal_labels=(" x",), max_seq_length=8)
-    assert task.normal_labels == ("x",) and task.reader.load_examples(path).labels == [0, 0, 0, 1]
+    assert task.normal_labels == ("x",) and task.load_examples(path).labels == [0, 0, 0, 1]
 
 
 def test_space_is_stripped_from_types_of_entities(tmp_path):
@@ -71,7 +71,7 @@ def test_space_is_stripped_from_types_of_entities(tmp_path):
     columns.write_text("a B-PER\u00a0\nb I-PER\n", encoding="utf-8")
     task = TaggingTask.from_data(str(columns), labels=("PER ",), max_seq_length=8)
     assert task.labels == ("O", "B-PER", "I-PER")
-    assert task.reader.load_examples(str(columns)).labels[0].tags == ["B-PER", "I-PER"]
+    assert task.load_examples(str(columns)).labels[0].tags == ["B-PER", "I-PER"]
 
 
 def test_space_is_stripped_from_labels_of_choices(tmp_path):

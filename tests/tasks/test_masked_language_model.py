@@ -15,7 +15,7 @@ from bert_tf.data.batches import DataPosition, PretrainingDataset, pad_examples
 from bert_tf.pretraining.model import to_batch
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.base.task_types import TASK_TYPES
 from tests import corpus, small
 from tests.conftest import ROOT

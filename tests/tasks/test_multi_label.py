@@ -30,8 +30,8 @@ def test_a_row_may_have_several_labels_or_none(tmp_path):
     for path in (table, lines):
         task = from_data(path, multi_label=True)
         assert task.labels == ("a", "b", "c")
-        assert task.reader.load_examples(path).labels == [(1, 0), (), (2,), (0, 2)]
-        targets, weights = task.targets(task.reader.load_examples(path), None)
+        assert task.load_examples(path).labels == [(1, 0), (), (2,), (0, 2)]
+        targets, weights = task.targets(task.load_examples(path), None)
         assert targets["label"].tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1]]
         assert weights["label"].tolist() == [1] * 4
 
@@ -56,7 +56,7 @@ def test_bad_rows_of_several_labels_are_rejected(tmp_path, rows, message):
 def test_unknown_labels_among_several_are_reported(tmp_path):
     path = small.write_rows(tmp_path / "a.csv", [("t", "a|b"), ("t", "a|x")])
     with pytest.raises(UserError, match="a.csv:3: label 'x': expected one of a, b"):
-        from_data(path, multi_label=True, labels=("a", "b")).reader.load_examples(path)
+        from_data(path, multi_label=True, labels=("a", "b")).load_examples(path)
 
 
 def test_metrics_of_several_labels_equal_their_definitions():
@@ -73,7 +73,7 @@ def test_metrics_of_several_labels_equal_their_definitions():
         max_seq_length=8,
     )
     data = types.SimpleNamespace(labels={"label": labels})
-    metrics = task.postprocessor.metrics(data, {"label": logits})
+    metrics = task.metrics(data, {"label": logits})
     probabilities = 1 / (1 + np.exp(-logits / 2.0))
     chosen = probabilities >= [0.3, 0.5, 0.7, 0.5]
     numbers = [
@@ -97,7 +97,7 @@ def test_metrics_of_several_labels_equal_their_definitions():
             "degenerate": 0,
         }
     )
-    report = task.postprocessor.report(data, {"label": logits})
+    report = task.report(data, {"label": logits})
     assert report["confusion_matrix"] == [
         [[60 - len(gold | found), len(found - gold)], [len(gold - found), len(gold & found)]]
         for gold, found in numbers
@@ -106,7 +106,7 @@ def test_metrics_of_several_labels_equal_their_definitions():
     json.dumps(report)
     low = [name for name, value in zip("wxyz", recalls, strict=True) if value < 0.6]
     assert "z" in low and len(low) < 4
-    warning = task.postprocessor.warning(metrics)
+    warning = task.warning(metrics)
     assert [name for name in "wxyz" if f"recall_{name} is" in warning] == low
 
 

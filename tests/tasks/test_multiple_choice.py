@@ -13,7 +13,7 @@ import tensorflow as tf
 from bert_tf import Tokenizer, UserError
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.encoder_inputs import to_flat, to_padded
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
@@ -75,9 +75,7 @@ def test_the_prediction_by_hand():
             [0.0, math.log(4.5) + 1e-7, math.log(4.5)],
         ]
     )
-    prediction = MultipleChoiceTask(max_seq_length=12).postprocessor.predictions(
-        None, None, {"choice": scores}
-    )
+    prediction = MultipleChoiceTask(max_seq_length=12).predictions(None, None, {"choice": scores})
     np.testing.assert_allclose(
         prediction["probabilities"],
         [[0.25, 0.75, 0], [0, 0, 0], [0, 1, 0], [0.1, 0.45, 0.45]],
@@ -85,7 +83,7 @@ def test_the_prediction_by_hand():
     )
     # The last two are equal except for rounding: the first is chosen, whatever the rounding.
     assert prediction["choice"].numpy().tolist() == [1, -1, 1, 1]
-    swapped = MultipleChoiceTask(max_seq_length=12).postprocessor.predictions(
+    swapped = MultipleChoiceTask(max_seq_length=12).predictions(
         None, None, {"choice": tf.gather(scores, [0, 2, 1], axis=1)}
     )
     assert swapped["choice"].numpy().tolist() == [2, -1, 2, 1]
@@ -94,8 +92,9 @@ def test_the_prediction_by_hand():
 def test_metrics_are_computed_from_the_predictions():
     task = MultipleChoiceTask(max_seq_length=12)
     scores = np.array([[0, 2, 1], [3, 1, MASKED_SCORE], [1, 1, 1], [0, 1, 2]], np.float32)
-    data = types.SimpleNamespace(labels={"choice": np.array([1, 1, 0, 2], np.int32)})
-    assert task.postprocessor.metrics(data, {"choice": scores}) == {"accuracy": 0.75}
+    labels = {"choice": np.array([1, 1, 0, 2], np.int32)}
+    data = types.SimpleNamespace(labels=labels, windows=None)
+    assert task.metrics(data, {"choice": scores}) == {"accuracy": 0.75}
 
 
 def test_each_choice_follows_the_prompt(signatures):
@@ -227,7 +226,7 @@ def test_evaluation_on_replicas_yields_the_served_probabilities(pipeline, signat
     for model, strategy in ((pipeline.model, tf.distribute.get_strategy()), (copy, mirrored)):
         evaluator = Evaluator(pipeline.task, model, strategy, 3)
         outputs = evaluator.outputs(encoded)
-        found = pipeline.task.postprocessor.predictions(None, None, outputs)
+        found = pipeline.task.predictions(None, None, outputs)
         np.testing.assert_allclose(found["probabilities"], served["probabilities"], atol=1e-6)
         metrics = evaluator.metrics(encoded)
         of_label = served["probabilities"].numpy()[range(8), [label for *_, label in QUESTIONS]]
@@ -290,7 +289,7 @@ def test_known_bad_rows_of_arc_are_skipped_with_a_message(huggingface_dir, tmp_p
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows(rows)
     task = MultipleChoiceTask.from_data(path, file_format="arc", max_seq_length=12)
-    examples = task.reader.load_examples(path)
+    examples = task.load_examples(path)
     assert examples.labels == [0, 1]
     assert [row.location for row in examples.skipped_rows] == [f"{path}:2", f"{path}:3"]
     line = f"2 bad rows skipped, first: {path}:2: expected at least two choices, received none"
@@ -307,12 +306,12 @@ def test_known_bad_rows_of_arc_are_skipped_with_a_message(huggingface_dir, tmp_p
     with pytest.raises(
         UserError, match=r"arc.csv: expected at least one good row. First bad row: .*:1: the ans"
     ):
-        task.reader.load_examples(path)
+        task.load_examples(path)
     path.write_text("Q,a,b,A\nQ,a,b,A or B\n")
     with pytest.raises(UserError, match="arc.csv:2: the answer 'A or B': expected one of the 2"):
-        task.reader.load_examples(path)
+        task.load_examples(path)
     with pytest.raises(UserError, match="arc.csv: expected a file that ends in .jsonl"):
-        MultipleChoiceTask(max_seq_length=12).reader.load_examples(path)
+        MultipleChoiceTask(max_seq_length=12).load_examples(path)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +332,7 @@ def test_published_questions_are_encoded_completely(data_dir, pretrained_dir):
     from bert_tf import read_pretrained
 
     task = MultipleChoiceTask(max_seq_length=128, file_format="arc")
-    examples = task.reader.load_examples(data_dir / "multiple_choice" / "arc_challenge_dev.csv")
+    examples = task.load_examples(data_dir / "multiple_choice" / "arc_challenge_dev.csv")
     assert (len(examples), len(examples.skipped_rows)) == (1_096, 23)
     tokenizer = Tokenizer(read_pretrained(str(pretrained_dir), None).vocabulary, True)
     encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), to_flat)

@@ -87,7 +87,7 @@ def test_all_commands_have_it(huggingface_dir, tmp_path):
 
     run(
         "tasks.finetune",
-        "SweepSettings",
+        "FinetuneSettings",
         task="rating",
         train=data,
         dev=dev,

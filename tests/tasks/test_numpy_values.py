@@ -9,7 +9,7 @@ import pytest
 from bert_tf import BertConfig, UserError
 from bert_tf.system.scalars import to_python
 from tasks import TextClassifier, load_model
-from tasks.base.registry import task_class
+from tasks.base.task import task_class
 from tasks.base.task_types import TASK_TYPES
 from tasks.model.task_model import TaskModel
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS, create
@@ -69,7 +69,8 @@ def test_tasks_can_be_saved(kind):
     class Pretrained:
         config = BertConfig(vocab_size=9)
 
-    (model,) = (one for one in TaskModel.__subclasses__() if one.task_class is task_class(kind))
+    of_kind = task_class(kind)  # Its import defines the model.
+    (model,) = (one for one in TaskModel.__subclasses__() if one.task_class is of_kind)
     task = model._create_task(Pretrained, INTEGER(16), OPTIONS.get(kind, {}))
     assert json.loads(json.dumps(task.to_dict()))["max_seq_length"] == 16
 

@@ -16,7 +16,7 @@ from bert_tf.system import progress
 from tasks.prediction.output_shards import OutputSettings, spans, write_output_shards
 from tests.corpus import run_here
 from tests.tasks import text_lengths
-from tests.tasks.text_lengths import LengthJob
+from tests.tasks.text_lengths import length_job
 
 TEXTS = [f"{'a' * number} b" for number in range(1, 12)]
 
@@ -33,7 +33,7 @@ def texts(tmp_path):
 
 def write(texts, output="out", pattern="[ab].*", job=(), recorded=(), log=list, **settings):
     settings = OutputSettings(output_dir=str(texts / output), **{"num_shards": 3, **settings})
-    job = LengthJob(model=str(texts / "model"), **dict(job))
+    job = length_job(str(texts / "model"), **dict(job))
     return write_output_shards(job, settings, str(texts / pattern), dict(recorded), log)
 
 

@@ -8,7 +8,6 @@ import pytest
 
 import tasks
 from tasks.base import plots
-from tasks.base.plots import Bars, ConfusionMatrix, Histogram, PrecisionRecall, Reliability
 from tasks.metrics.squad import scores_by_length
 from tasks.model.loading import load_model
 from tests import small
@@ -17,23 +16,21 @@ NAMES = ["你好", "مرحبا", "😀", "$a_b$", "a" * 60]
 
 
 def test_reliability_has_mean_confidence_and_accuracy_per_bin():
-    plot = Reliability(
-        np.array([0.55, 0.65, 0.95, 0.91, 1.0]), np.array([True, False, True, True, False]), bins=2
-    )
-    confidence, accuracy, count = plot.points()
+    confidence_N = np.array([0.55, 0.65, 0.95, 0.91, 1.0])
+    is_correct_N = np.array([True, False, True, True, False])
+    confidence, accuracy, count = plots.reliability_points(confidence_N, is_correct_N, bins=2)
     np.testing.assert_allclose(confidence, [np.mean([0.55, 0.65, 0.95, 0.91, 1.0])])
     np.testing.assert_allclose(accuracy, [3 / 5])
     assert count.tolist() == [5]
-    confidence, accuracy, count = Reliability(plot.confidence_N, plot.is_correct_N).points()
+    confidence, accuracy, count = plots.reliability_points(confidence_N, is_correct_N)
     np.testing.assert_allclose(confidence, [0.55, 0.65, 2.86 / 3])
     np.testing.assert_allclose(accuracy, [1, 0, 2 / 3])
 
 
 def test_precision_and_recall_at_each_distinct_score():
-    plot = PrecisionRecall(
-        "x", np.array([True, False, True, False]), np.array([0.9, 0.5, 0.5, 0.1])
+    threshold, precision, recall = plots.precision_recall_points(
+        np.array([True, False, True, False]), np.array([0.9, 0.5, 0.5, 0.1])
     )
-    threshold, precision, recall = plot.points()
     assert threshold.tolist() == [0.1, 0.5, 0.9]
     np.testing.assert_allclose(precision, [2 / 4, 2 / 3, 1])
     np.testing.assert_allclose(recall, [1, 1, 1 / 2])
@@ -54,12 +51,16 @@ def test_each_plot_is_drawn_with_few_and_many_labels_in_any_script(count, tmp_pa
     rng = np.random.default_rng(0)
     names = [NAMES[number % 5] for number in range(count)]
     labels, scores = rng.random(200) > 0.5, rng.random(200)
+    counts, bars = rng.integers(0, 9, (count, count)), {"f1": labels[:count], "x": scores[:count]}
+    of_rows = {"normal": scores, "anomaly": scores[:0]}
     found = {
-        "confusion_matrix": ConfusionMatrix(names, rng.integers(0, 9, (count, count))),
-        "reliability": Reliability(scores, labels),
-        "precision_recall": PrecisionRecall(names[3], labels, scores, 0.5),
-        "entities": Bars(names, {"f1": rng.random(count), "recall": rng.random(count)}),
-        "scores": Histogram({"normal": scores, "anomaly": scores[:0]}, "score", 0.3),
+        "confusion_matrix": lambda axes: plots.draw_confusion_matrix(axes, names, counts),
+        "reliability": lambda axes: plots.draw_reliability(axes, scores, labels),
+        "precision_recall": lambda axes: plots.draw_precision_recall(
+            axes, names[3], labels, scores, 0.5
+        ),
+        "entities": lambda axes: plots.draw_bars(axes, names, bars),
+        "scores": lambda axes: plots.draw_histogram(axes, of_rows, "score", 0.3),
     }
     lines = [{"step": 1, "loss": 2.0}, {"step": 2, "dev_accuracy": 0.5, "dev_loss": 1.0}]
     run = type("Run", (), {"file": lambda self, name: f"{tmp_path}/{name}"})()
@@ -117,5 +118,5 @@ def test_each_task_has_its_plots(huggingface_dir, name):
     options, (x, y), expected = CASES[name]
     model = getattr(tasks, name).from_pretrained(huggingface_dir, max_seq_length=12, **options)
     encoded = model.encode(x, y)
-    found = model.task.postprocessor.plots(encoded, model.evaluator().outputs(encoded))
+    found = model.task.plots(encoded, model.evaluator().outputs(encoded))
     assert set(found) == expected

@@ -191,15 +191,15 @@ def test_predictions_are_written_to_a_remote_path(tmp_path):
     ],
 )
 def test_texts_are_the_inputs_of_a_row_in_order(task, texts, expected):
-    assert task.reader.row_of(texts) == expected
+    assert task.row_of(texts) == expected
     with pytest.raises(UserError, match=f"{', '.join(expected)}.*, received {len(expected) - 1}"):
-        task.reader.row_of(texts[: len(expected) - 1])
+        task.row_of(texts[: len(expected) - 1])
 
 
 def test_more_texts_than_inputs_are_rejected():
     task = QuestionAnsweringTask(max_seq_length=384)
     with pytest.raises(UserError, match="one text each for question, context, received 3"):
-        task.reader.row_of(["a", "b", "c"])
+        task.row_of(["a", "b", "c"])
 
 
 def test_text_and_files_exclude_each_other(tmp_path):

@@ -8,11 +8,11 @@ import pytest
 from bert_tf import UserError
 from bert_tf.weights.sources import read_pretrained
 from export.graph.saved_model import write_saved_model
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.graph.published import published_task, published_version
 from tasks.model.loading import load_model
 from tasks.predict import PredictSettings
-from tasks.prediction.output_shards import PublishedJob, RunJob, VectorJob
+from tasks.prediction.output_shards import published_job, run_job, vector_job
 from tasks.prediction.prediction_files import predict
 from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
 from tasks.types.tagging.token_classifier import TaggingTask
@@ -56,9 +56,9 @@ def rows_of(job, directory, path):
 
 def job_of(models, **changes):
     values = {"batch_size": 2, "file_format": "jsonl", **changes}
-    values["task"] = json.loads((models / "run" / "task.json").read_text())
+    task = json.loads((models / "run" / "task.json").read_text())
     checkpoint = next((models / "run" / "checkpoints").iterdir()).name
-    return RunJob(run=str(models / "run"), checkpoint=checkpoint, **values)
+    return run_job(str(models / "run"), checkpoint, task, **values)
 
 
 @pytest.mark.slow
@@ -78,9 +78,7 @@ def test_a_published_model_writes_the_rows_of_its_run_without_padding(models, tm
     expected = rows_of(job_of(models), tmp_path / "run", models / "rows.jsonl")
     version = published_version(str(models / "models"))
     assert version == str(models / "models" / "2") == published_version(version)
-    job = PublishedJob(
-        version=version, task=published_task(version), batch_size=2, file_format="jsonl"
-    )
+    job = published_job(version, published_task(version), batch_size=2, file_format="jsonl")
     found = rows_of(job, tmp_path / "published", models / "rows.jsonl")
     for row, same in zip(found, expected, strict=True):
         scores = row.pop("entity_score", []), same.pop("entity_score", [])
@@ -102,9 +100,9 @@ def test_predictions_in_parquet_have_the_types_of_the_outputs(models, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("per_token", [False, True])
 def test_vectors_are_those_of_the_embedder(models, tmp_path, per_token):
-    job = VectorJob(
-        model=str(models / "bert"),
-        columns=("text",),
+    job = vector_job(
+        str(models / "bert"),
+        ("text",),
         unescape_html=False,
         layers="last",
         pooling="mean",

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.finetuning.recipe import finetune
 from tasks.model.loading import load_model
 from tasks.prediction.prediction_files import predict
@@ -21,7 +21,7 @@ from tests import small
     [("4.750", 4.75), ("-1", -1.0), (" 3 ", 3.0), ("1e3", 1000.0), ("0", 0.0)],
 )
 def test_labels_are_numbers(text, value):
-    assert RegressionTask(max_seq_length=12).reader.label_of(text) == value
+    assert RegressionTask(max_seq_length=12).label_of(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "high", "nan", "inf", "-inf", "1e39", "1,5", "3.0.0"])
@@ -29,21 +29,21 @@ def test_a_label_that_is_no_number_is_rejected_with_its_line(tmp_path, text):
     path = small.write_rows(tmp_path / "train.csv", [("a", "1"), ("b", text)])
     task = RegressionTask.from_data(path, max_seq_length=12)
     with pytest.raises(UserError, match=f"train.csv:3: label '{text}': expected a number"):
-        task.reader.load_examples(path)
+        task.load_examples(path)
 
 
 def test_metrics_and_prediction_by_hand():
     task = RegressionTask(max_seq_length=12)
     data = types.SimpleNamespace(labels={"value": np.array([1, 2, 3, 4], np.float32)})
     outputs = {"value": np.array([[2.0], [4.0], [6.0], [5.0]], np.float32)}
-    assert task.postprocessor.metrics(data, outputs) == pytest.approx(
+    assert task.metrics(data, outputs) == pytest.approx(
         {
             "pearson": 5.5 / np.sqrt(5 * 8.75),
             "spearman": 1 - 6 * 2 / (4 * 15),
             "mean_squared_error": (1 + 4 + 9 + 1) / 4,
         }
     )
-    prediction = task.postprocessor.predictions({}, None, {"value": tf.constant(outputs["value"])})
+    prediction = task.predictions({}, None, {"value": tf.constant(outputs["value"])})
     assert {name: value.numpy().tolist() for name, value in prediction.items()} == {
         "value": [2.0, 4.0, 6.0, 5.0]
     }

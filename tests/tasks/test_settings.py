@@ -6,7 +6,7 @@ import pytest
 
 from bert_tf.errors import UserError
 from bert_tf.system import command
-from tasks.base.registry import task_class
+from tasks.base.task import task_class
 from tasks.base.task_types import TASK_TYPES
 from tasks.finetuning.settings import FinetuneSettings
 from tasks.types.question_answering.question_answerer import QuestionAnsweringTask

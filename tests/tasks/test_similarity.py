@@ -59,7 +59,7 @@ def test_texts_of_a_class_attract_each_other(model):
 
 
 def test_triplets_need_negatives(huggingface_dir):
-    model = TextEmbedder.from_pretrained(huggingface_dir, loss="triplet", margin=1.0)
+    model = TextEmbedder.from_pretrained(huggingface_dir, loss="triplet", triplet_margin=1.0)
     metrics = model.evaluate((ANCHORS, POSITIVES, NEGATIVES))
     assert 0 < metrics["loss"] < 2
     with pytest.raises(UserError, match="triplet.*negatives"):

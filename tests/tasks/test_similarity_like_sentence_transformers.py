@@ -31,7 +31,7 @@ LOSSES = {
     "symmetric": (2, 1, {"symmetric": True}),
     "cosent": (2, 1, {"loss": "cosent"}),
     "cosine": (2, 1, {"loss": "cosine"}),
-    "triplet": (3, 1, {"loss": "triplet", "margin": 1.0}),
+    "triplet": (3, 1, {"loss": "triplet", "triplet_margin": 1.0}),
 }
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import BertConfig, Tokenizer, UserError, Vocabulary
 from bert_tf.text.encoder_inputs import to_flat, to_padded
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.data.readers.rows import RowError
 from tasks.finetuning.recipe import finetune
@@ -160,7 +160,7 @@ def test_the_tokens_of_answers_equal_those_found_by_loops(pipeline):
 
 def answers_of(task, encoded, outputs):
     texts = {name: tf.constant(values) for name, values in encoded.examples.texts.items()}
-    answer = task.postprocessor.predictions(texts, encoded.windows, outputs)["answer"]
+    answer = task.predictions(texts, encoded.windows, outputs)["answer"]
     return [text.decode() for text in answer.numpy()]
 
 
@@ -174,13 +174,13 @@ def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
         logits[:, 0] += 2
     labels = encoded.examples.labels
     logged = answers_of(task, encoded, outputs)
-    metrics = task.postprocessor.metrics(encoded, outputs)
+    metrics = task.metrics(encoded, outputs)
     silent = [logged[number] == "" for number, answers in enumerate(labels) if not answers]
     assert metrics["no_answer_exact_match"] == metrics["no_answer_f1"] == np.mean(silent)
     assert 0 < np.mean(silent) < 1
 
-    decided = task.postprocessor.tune(encoded, outputs)
-    after = decided.postprocessor.metrics(encoded, outputs)
+    decided = task.tune(encoded, outputs)
+    after = decided.metrics(encoded, outputs)
     assert decided.null_threshold == metrics["best_null_threshold"]
     assert after["f1"] == metrics["best_f1"] == after["best_f1"] > metrics["f1"]
     assert (after["f1_at_0"], after["exact_match_at_0"]) == (metrics["f1"], metrics["exact_match"])
@@ -193,8 +193,8 @@ def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
     labels[:] = [((text, 0),) for text in logged[:10]] + [(("no such word", 0),)] * (
         len(logged) - 10
     )
-    assert always.postprocessor.metrics(encoded, outputs) == {"exact_match": 0.25, "f1": 0.25}
-    assert always.tunable_fields == () and always.postprocessor.tune(encoded, outputs) is always
+    assert always.metrics(encoded, outputs) == {"exact_match": 0.25, "f1": 0.25}
+    assert always.tunable_fields == () and always.tune(encoded, outputs) is always
 
 
 @pytest.mark.parametrize("layout", [to_flat, to_padded])
@@ -276,31 +276,29 @@ def test_the_data_decide_whether_questions_may_have_no_answer(tmp_path):
         and not QuestionAnsweringTask.from_data(none, **SIZES).may_be_impossible
     )
     assert QuestionAnsweringTask.from_data(none, may_be_impossible=True, **SIZES).may_be_impossible
-    assert task.reader.load_examples(some).labels == [(("b", 2),), ()]
+    assert task.load_examples(some).labels == [(("b", 2),), ()]
     with pytest.raises(
         UserError, match="some.json: question q1: expected an answer, .*--task=squad2"
     ):
-        QuestionAnsweringTask.from_data(
-            some, may_be_impossible=False, **SIZES
-        ).reader.load_examples(some)
+        QuestionAnsweringTask.from_data(some, may_be_impossible=False, **SIZES).load_examples(some)
     decided = QuestionAnsweringTask(**SIZES, may_be_impossible=True, null_threshold=-1.5)
     for each in (task, decided):
         assert task_from_dict(json.loads(json.dumps(each.to_dict()))) == each
 
 
 def test_answers_in_python_may_have_the_form_of_datasets():
-    reader = QuestionAnsweringTask(**SIZES, may_be_impossible=True).reader
+    task = QuestionAnsweringTask(**SIZES, may_be_impossible=True)
     for value in (
         {"text": ["b"], "answer_start": [2]},
         [{"text": "b", "answer_start": 2}],
         [{"text": "b", "start": 2}],
         [("b", 2)],
     ):
-        assert reader.encode_label(value, {}) == (("b", 2),)
-    assert reader.encode_label({"text": [], "answer_start": []}, {}) == ()
+        assert task.encode_label(value, {}) == (("b", 2),)
+    assert task.encode_label({"text": [], "answer_start": []}, {}) == ()
     for value in ({"text": ["b"]}, {"text": "b", "answer_start": [2]}, {"answer": "b"}):
         with pytest.raises(RowError, match="'answers': expected"):
-            reader.encode_label(value, {})
+            task.encode_label(value, {})
 
 
 def test_no_space_for_the_context_is_reported():
@@ -380,7 +378,7 @@ def test_it_learns(tmp_path, vocabulary):
     ]
     assert np.mean(right) > 0.9
     encoded = EncodedExamples.encode(
-        trained.task.reader.load_examples(dev), trained.serving.pipeline, to_flat
+        trained.task.load_examples(dev), trained.serving.pipeline, to_flat
     )
     evaluator = Evaluator(trained.task, trained.network, tf.distribute.get_strategy())
     assert evaluator.metrics(encoded)["exact_match"] == np.mean(right)
@@ -390,7 +388,7 @@ def test_it_learns(tmp_path, vocabulary):
 def test_the_answers_of_squad_are_tokens(data_dir):
     """Check 1,770 answers: all are in a window; 28 start or end in a token ("Sky" in "BSky")."""
     task = QuestionAnsweringTask.from_data(data_dir / "squad/dev-v1.1.json", max_seq_length=384)
-    examples = task.reader.load_examples(data_dir / "squad/dev-v1.1.json")
+    examples = task.load_examples(data_dir / "squad/dev-v1.1.json")
     assert len(task.select_training_examples(examples)) == len(examples) == 1770
     tokenizer = Tokenizer(Vocabulary.load(data_dir / "vocab/uncased/vocab.txt"), True)
     encoded = EncodedExamples.encode(examples, Pipeline(task, tokenizer, None), to_flat)

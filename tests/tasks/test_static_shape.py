@@ -44,7 +44,7 @@ def tagging(directory):
     path = directory / "train.txt"
     path.write_text(sentence * 5)
     task = TaggingTask.from_data(path, max_seq_length=6, doc_stride=2)
-    return task, task.reader.load_examples(path)
+    return task, task.load_examples(path)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.signals import Interrupted
 from tasks.finetuning import sweep as sweep_module
 from tasks.finetuning.recipe import finetune
+from tasks.finetuning.settings import FinetuneSettings
 from tasks.finetuning.sweep import sweep
-from tasks.finetuning.sweep_settings import SweepSettings
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 
@@ -31,7 +31,7 @@ def settings(huggingface_dir, complaints, tmp_path):
         small.settings(huggingface_dir, complaints, tmp_path / "sweep", epochs=1)
     )
     del values["learning_rate"]
-    return SweepSettings(**values, seeds=("1", "2"))
+    return FinetuneSettings(**values, seeds=("1", "2"))
 
 
 def weights(path):

@@ -11,7 +11,7 @@ from bert_tf import Tokenizer, UserError
 from bert_tf.text.encoder_inputs import to_flat, to_padded
 from bert_tf.train.losses import WeightedMean
 from bert_tf.weights.sources import read_pretrained
-from tasks.base.registry import task_from_dict
+from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
@@ -79,7 +79,7 @@ def encoded_of(tiny):
     def encoded(path, layout=to_flat, **changes):
         task = from_data(path, **changes)
         pipeline = Pipeline(task, Tokenizer(VOCABULARY, True), task.build_model(tiny))
-        return EncodedExamples.encode(task.reader.load_examples(path), pipeline, layout), pipeline
+        return EncodedExamples.encode(task.load_examples(path), pipeline, layout), pipeline
 
     return encoded
 
@@ -119,10 +119,10 @@ def test_inconsistent_tasks_are_rejected(tmp_path):
     with pytest.raises(UserError, match="--labels: O, B-PER, I-LOC: expected O first, then B- and"):
         from_data(columns, labels=("O", "B-PER", "I-LOC"))
     with pytest.raises(UserError, match="a.conll:1: entity type 'PER': expected one of LOC"):
-        from_data(columns, labels=("LOC",)).reader.load_examples(columns)
+        from_data(columns, labels=("LOC",)).load_examples(columns)
     spans = write_spans(tmp_path / "dev.jsonl", [("in", []), ("Anna met", [(5, 8, "VERB")])])
     with pytest.raises(UserError, match="jsonl:2: entity type 'VERB': expected one of LOC,"):
-        from_data(columns).reader.load_examples(spans)
+        from_data(columns).load_examples(spans)
     with pytest.raises(UserError, match="expected tags in a column file or in .jsonl, received"):
         from_data(small.write_rows(tmp_path / "a.csv", [("a", "b")]))
 
@@ -199,9 +199,7 @@ def test_metrics_by_hand(tmp_path, encoded_of):
     # Anna I-PER, in O, New B-LOC, York I-LOC; U.S. B-LOC (its "." and S are ignored), Paris O.
     labels_T = np.array([2, 0, 3, 4, 3, 0, 1, 0, 0], np.int32)
     outputs = {"tag": logits_of(data.windows, labels_T, 5)}
-    metrics = pipeline.task.postprocessor.metrics(
-        data, pipeline.task.postprocessor.metric_inputs(outputs)
-    )
+    metrics = pipeline.task.metrics(data, pipeline.task.metric_inputs(outputs))
     assert metrics == pytest.approx(
         {
             "f1": 6 / 7,
@@ -239,9 +237,7 @@ def test_metrics_agree_with_their_definitions_and_with_the_predictions(tmp_path,
     ids = [pipeline.task.labels.index(tag) for tags in predicted for tag in tags]
     outputs = {"tag": logits_of(data.windows, np.array(ids, np.int32), 5)}
 
-    metrics = pipeline.task.postprocessor.metrics(
-        data, pipeline.task.postprocessor.metric_inputs(outputs)
-    )
+    metrics = pipeline.task.metrics(data, pipeline.task.metric_inputs(outputs))
     both = [brute_force.entities_of_all(sentences) for sentences in (gold, predicted)]
     expected = brute_force.precision_recall_f1(*both)
     assert [metrics[name] for name in ("precision", "recall", "f1")] == pytest.approx(expected)
@@ -257,7 +253,7 @@ def test_metrics_agree_with_their_definitions_and_with_the_predictions(tmp_path,
         assert metrics[f"f1_{name}"] == pytest.approx(expected)
 
     texts = {"text": tf.constant(data.examples.texts["text"])}
-    prediction = found(pipeline.task.postprocessor.predictions(texts, data.windows, outputs))
+    prediction = found(pipeline.task.predictions(texts, data.windows, outputs))
     assert [
         [(kind, start // 6, end // 6 + 1) for start, end, kind, _ in row] for row in prediction
     ] == [brute_force.entities_of(tags) for tags in predicted]
@@ -306,7 +302,7 @@ def test_it_learns_and_predicts_through_the_run_directory(settings, tmp_path):
     trained = load_model(run.path)
     assert trained.task == from_data(settings.train)
     data = EncodedExamples.encode(
-        trained.task.reader.load_examples(settings.train), trained.serving.pipeline, to_flat
+        trained.task.load_examples(settings.train), trained.serving.pipeline, to_flat
     )
     evaluator = Evaluator(trained.task, trained.network, tf.distribute.get_strategy())
     assert evaluator.metrics(data)["f1"] == 1
@@ -373,12 +369,12 @@ def test_wnut17_is_learned(data_dir, pretrained_dir):
     task = TaggingTask.from_data(directory / "wnut17train.conll", max_seq_length=32)
     assert len(task.labels) == 13
     for name in ("emerging.dev.conll", "emerging.test.annotated"):
-        assert len(task.reader.load_examples(directory / name)) > 1000
+        assert len(task.load_examples(directory / name)) > 1000
     source = read_pretrained(str(pretrained_dir))
     model = task.build_model(source.config)
     source.assign_to(model)
     tokenizer = Tokenizer(source.vocabulary, source.config.do_lower_case)
-    examples = task.reader.load_examples(directory / "wnut17train.conll")
+    examples = task.load_examples(directory / "wnut17train.conll")
     some = examples.filter(lambda n: n < 60 and set(examples.labels[n].tags) != {"O"})
     data = EncodedExamples.encode(some, Pipeline(task, tokenizer, model), to_padded)
     evaluator = Evaluator(task, model, tf.distribute.get_strategy())

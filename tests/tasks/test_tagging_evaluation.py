@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from bert_tf.text.encoder_inputs import to_flat, to_padded
 from tasks.graph.evaluation import Evaluator
-from tasks.types.tagging.token_classifier import TaggingPostprocessor
+from tasks.types.tagging.token_classifier import TaggingTask
 from tests.tasks import test_tagging
 from tests.tasks.test_tagging import write_columns
 
@@ -19,7 +19,7 @@ def test_evaluation_is_equal_in_any_layout_and_batch_size(
     tmp_path, encoded_of, layout, monkeypatch
 ):
     """Use batches of windows of different lengths, and compare with single windows."""
-    monkeypatch.setattr(TaggingPostprocessor, "metric_inputs", lambda self, outputs: outputs)
+    monkeypatch.setattr(TaggingTask, "metric_inputs", lambda self, outputs: outputs)
     data, pipeline = encoded_of(write_columns(tmp_path / "a.conll"), layout)
     lengths = data.windows.packed.input_ids.row_lengths().numpy()
     assert len(set(lengths)) > 2
@@ -44,7 +44,7 @@ def test_evaluation_keeps_the_labels_and_not_the_logits(tmp_path, encoded_of, mo
     assert kept.dtype == np.int16 and kept.shape == (len(data), 6)
 
     # Compute the same metrics from all logits at once.
-    monkeypatch.setattr(TaggingPostprocessor, "metric_inputs", lambda self, outputs: outputs)
+    monkeypatch.setattr(TaggingTask, "metric_inputs", lambda self, outputs: outputs)
     logits = evaluator.outputs(data)["tag"]
     monkeypatch.undo()
     labels, weights = (
@@ -52,6 +52,4 @@ def test_evaluation_keeps_the_labels_and_not_the_logits(tmp_path, encoded_of, mo
     )
     losses = task.losses["tag"](labels, logits).numpy()
     assert metrics.pop("loss") == pytest.approx(np.average(losses, weights=weights), rel=1e-6)
-    assert metrics == task.postprocessor.metrics(
-        data, task.postprocessor.metric_inputs({"tag": logits})
-    )
+    assert metrics == task.metrics(data, task.metric_inputs({"tag": logits}))

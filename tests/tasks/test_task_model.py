@@ -63,7 +63,7 @@ def test_fit_predict_and_save(name, huggingface_dir, tmp_path):
     model = compiled(name, huggingface_dir)
     history = model.fit(x, y, batch_size=2, epochs=2, validation_data=(x, y), verbose=0).history
     assert np.isfinite(history["loss"]).all()
-    assert f"val_{model.task.postprocessor.best_metric}" in history
+    assert f"val_{model.task.best_metric}" in history
     metrics, rows = model.evaluate(x, y), model.predict_rows(x)
     assert len(rows) == len(next(iter(model.predict(x).values())))
 

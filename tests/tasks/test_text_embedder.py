@@ -10,8 +10,7 @@ import pytest
 
 import tasks
 from bert_tf import UserError, read_pretrained
-from tasks.base.registry import task_from_dict
-from tasks.base.task_types import TASK_TYPES
+from tasks.base.task import task_from_dict
 from tasks.prediction.feature_extraction import create_embedder, extract
 from tasks.types.similarity.text_embedder import SimilarityTask
 from tests import small
@@ -78,12 +77,6 @@ def test_wrong_options_are_reported(huggingface_dir, options, message):
         tasks.TextEmbedder.from_pretrained(huggingface_dir, **options)
 
 
-@pytest.mark.parametrize("method", ["compile", "fit", "train", "evaluate", "report", "tune"])
-def test_training_and_evaluation_are_refused(model, method):
-    with pytest.raises(UserError, match="TextEmbedder: has no labels, so it is neither trained"):
-        getattr(model, method)(TEXTS, [0, 1, 0, 1])
-
-
 @pytest.mark.slow
 def test_a_saved_model_gives_the_same_vectors(huggingface_dir, tmp_path):
     model = tasks.TextEmbedder.from_pretrained(huggingface_dir, pooling="cls", max_seq_length=8)
@@ -111,9 +104,6 @@ def test_the_command_writes_the_vectors_of_the_model(huggingface_dir, model, tmp
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), model.predict(TEXTS))
 
 
-def test_the_kind_is_known_to_runs_but_not_to_fine_tuning():
-    assert "similarity" not in TASK_TYPES
-    task = SimilarityTask(max_seq_length=8, layers="concat_last_4")
+def test_task_json_has_all_fields():
+    task = SimilarityTask(max_seq_length=8, layers="concat_last_4", prompts={"query": "find: "})
     assert task_from_dict(json.loads(json.dumps(task.to_dict()))) == task
-    with pytest.raises(UserError, match=r"rows.csv: an embedding has no metrics"):
-        list(task.reader.iter_examples("rows.csv", labelled=True))

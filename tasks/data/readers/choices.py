@@ -11,6 +11,7 @@ from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import (
+    SUFFIXES,
     BadRow,
     Example,
     KnownRowError,
@@ -22,9 +23,10 @@ from tasks.data.readers.rows import (
     data_file,
     good_or_bad,
     json_rows,
+    not_empty,
     quoted,
+    read_rows,
 )
-from tasks.data.readers.tables import SUFFIXES, read_rows
 
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
@@ -72,13 +74,7 @@ def read_choices(
     if not labelled and file.suffix == ".jsonl" and _has_choices(file):
         file_format = "rows"
     read, suffixes = _READERS[file_format]
-    data_file(file, suffixes)
-    is_empty = True
-    for item in read(file, labelled):
-        is_empty = False
-        yield item
-    if is_empty:
-        raise UserError(f"{file}: expected at least one row, received none")
+    yield from not_empty(read(data_file(file, suffixes), labelled), file)
 
 
 def _has_choices(file):
@@ -180,11 +176,9 @@ def _choice(prompt, choices, answer, first_number, location):
     named = {"the prompt": prompt}
     named |= {f"choice {number}": text for number, text in enumerate(choices, start=1)}
     for what, text in named.items():
-        if not isinstance(text, str):
-            raise RowError(f"{what}: expected text, received {text!r:.80}")
+        check_text(text, what)
         if not text.strip():
             raise RowError(f"{what}: expected text, received an empty string")
-        check_text(text, what)
     label = None if answer is None else _choice_index(answer, len(choices), first_number)
     return Example({"prompt": prompt, "choices": choices}, label, location)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import (
     BadRow,
-    DataFile,
     Example,
     KnownRowError,
     RowError,
@@ -23,10 +22,13 @@ from tasks.data.readers.rows import (
     check_text,
     data_file,
     good_or_bad,
+    has_columns,
+    not_empty,
     quoted,
+    read_texts,
+    text_names,
     tsv_rows,
 )
-from tasks.data.readers.tables import header_of, read_texts, text_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,12 +135,14 @@ def read_glue(name: str, source: Source, labelled: bool) -> Iterator[Example | B
     if name not in GLUE:
         raise UserError(f"GLUE task {name!r}: expected one of {', '.join(GLUE)}")
     task, file = GLUE[name], data_file(source)
-    if not labelled and _has_named_columns(task, file):
+    if not labelled and has_columns(file, task.keys):  # No published file.
         yield from read_texts({"text_columns": task.keys}, file, None)
         return
-    data_file(file, (".tsv", ".txt"))
-    header: Sequence[str] | None = None
-    is_empty = True
+    yield from not_empty(_published_rows(name, data_file(file, (".tsv", ".txt")), labelled), file)
+
+
+def _published_rows(name, file, labelled):
+    task, header = GLUE[name], None
     for number, fields in tsv_rows(file):
         if not fields:
             continue
@@ -150,17 +154,7 @@ def read_glue(name: str, source: Source, labelled: bool) -> Iterator[Example | B
             columns = _column_indices(name, file, labelled, header)
             if header is fields:
                 continue
-        is_empty = False
         yield good_or_bad(f"{file}:{number}", fields, _example, name, labelled, header, columns)
-    if is_empty:
-        raise UserError(f"{file}: expected at least one row, received none")
-
-
-def _has_named_columns(task: GlueTask, file: DataFile) -> bool:
-    """Return whether a file is no published one, which are .tsv or .txt with other columns."""
-    return file.suffix in (".csv", ".jsonl", ".parquet") or (
-        file.suffix == ".tsv" and set(task.keys) <= set(header_of(file))
-    )
 
 
 def _column_indices(name, file, labelled, header):
@@ -203,20 +197,12 @@ def _example(fields, name, labelled, header, columns, location):
     values = {key: fields[column] for key, column in columns.items()}
     for key, text in values.items():
         check_text(text, f"column {key!r}")
-    label = None
-    if labelled:
-        label = as_label(values["label"])
-        _check_label(name, label)
+    label = _label(name, as_label(values["label"])) if labelled else None
     return Example({key: values[key] for key in task.keys}, label, location, values.get("index"))
 
 
 def check_submission(path: str, file_format: str | None, run: str) -> None:
-    """Check that a run can write a GLUE submission.
-
-    Args:
-        path: The submission file, for the message.
-        file_format: File format of the run's task.
-        run: The run, for the message.
+    """Check that a run, whose task has a file format, can write a GLUE submission.
 
     Raises:
         UserError: If the format is not a GLUE task.
@@ -254,15 +240,15 @@ def submission_lines(name: str, predictions: Iterable[tuple[str, str | float]]) 
         yield f"{index}\t{prediction}"
 
 
-def _check_label(name, label):
+def _label(name, label):
+    """Return a label of a file; raises RowError if the task does not have it."""
     labels = GLUE[name].labels
-    if labels:
-        if label not in labels:
-            raise RowError(f"label {label!r:.80}: expected a label of {name}: {', '.join(labels)}")
-        return
     try:
-        is_score = 0 <= float(label) <= _HIGHEST_SCORE
+        if label in labels or (not labels and 0 <= float(label) <= _HIGHEST_SCORE):
+            return label
     except ValueError:
-        is_score = False
-    if not is_score:
-        raise RowError(f"label {label!r:.80}: expected a number from 0 to {_HIGHEST_SCORE:g}")
+        pass  # No number.
+    expected = f"a label of {name}: {', '.join(labels)}"
+    if not labels:
+        expected = f"a number from 0 to {_HIGHEST_SCORE:g}"
+    raise RowError(f"label {label!r:.80}: expected {expected}")

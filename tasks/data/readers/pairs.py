@@ -6,8 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bert_tf.errors import UserError
-from tasks.data.readers.rows import BadRow, DataFile, Example, RowError, Source, data_file, quoted
-from tasks.data.readers.tables import SUFFIXES, named_rows, read_rows, read_texts
+from tasks.data.readers.rows import (
+    SUFFIXES,
+    BadRow,
+    DataFile,
+    Example,
+    RowError,
+    Source,
+    data_file,
+    named_rows,
+    quoted,
+    read_rows,
+    read_texts,
+)
 
 PAIR_COLUMNS = ("anchor", "positive")
 NEGATIVE_COLUMNS = ("negatives", "negative")

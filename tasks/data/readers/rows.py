@@ -1,4 +1,4 @@
-"""Rows of data files (.csv, .tsv, .jsonl, also .gz) with their line numbers.
+"""Rows of data files with their line numbers: .csv, .tsv, .jsonl, each also as .gz, and .parquet.
 
 A reader yields an `Example` per row. For a row that cannot be used it yields a `BadRow` and
 continues; a `UserError` stops it.
@@ -9,14 +9,16 @@ text, so that rows keep the order of lines; otherwise, and in .jsonl, it is not 
 
 from __future__ import annotations
 
+import collections
 import csv
 import dataclasses
 import hashlib
+import html
 import io
 import json
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from bert_tf.errors import UserError
@@ -25,18 +27,19 @@ from bert_tf.storage import files, strict_json
 # In characters. Longer lines come from missing line ends or an unclosed quote.
 MAX_LINE_LENGTH = 2**27
 BUFFER_BYTES = 1 << 16
+PARQUET_ROWS_AT_ONCE = 4096
 
 _Item = TypeVar("_Item")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Example:
     """One row of a file.
 
     Attributes:
         texts: String by input name; a list of strings for the choices of a question.
-        label: Label as it is written in the file; None for unlabelled rows. A `Reader` converts it
-            to the representation of its task.
+        label: Label as it is written in the file; None for unlabelled rows. A task converts it to
+            its representation.
         location: Position for messages, such as "train.csv:17".
         id: Name of the row, if the file has a column of names.
     """
@@ -47,7 +50,7 @@ class Example:
     id: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class BadRow:
     """A row that cannot be used.
 
@@ -93,6 +96,16 @@ def check_good(items: Iterable[object]) -> None:
         pass
 
 
+def not_empty(items: Iterable[_Item], file: DataFile, what: str = "row") -> Iterator[_Item]:
+    """Yield the items of a file; raises UserError if there is none."""
+    is_empty = True
+    for item in items:
+        is_empty = False
+        yield item
+    if is_empty:
+        raise UserError(f"{file}: expected at least one {what}, received none")
+
+
 def check_any_good(items: Iterable[_Item | BadRow]) -> None:
     """Read up to the first good item of a reader, for commands that continue after a bad row.
 
@@ -124,12 +137,7 @@ def good_or_bad(
 
 
 class DataFile:
-    """A local file of rows.
-
-    Args:
-        path: The file.
-        content: Its bytes, if they are in memory.
-    """
+    """A local file of rows, whose bytes may be in memory as `content`."""
 
     def __init__(self, path: str | os.PathLike, content: bytes | None = None) -> None:
         self.path, self._content = pathlib.Path(path), content
@@ -152,11 +160,7 @@ Source = str | os.PathLike | DataFile  # What readers take.
 
 
 def data_file(source: Source, suffixes: Collection[str] | None = None) -> DataFile:
-    """Check that a source is a local file, and return it.
-
-    Args:
-        source: The file.
-        suffixes: Accepted suffixes, such as ".csv"; by default all.
+    """Check that a source is a local file with one of some suffixes, such as ".csv"; return it.
 
     Raises:
         UserError: If it is remote, missing or has another suffix.
@@ -223,16 +227,14 @@ def quoted(names: Iterable[object]) -> str:
     return f"{', '.join(map(repr, names)):.200}"
 
 
-def check_text(text: str, what: str) -> None:
-    """Check that a text contains neither NUL nor lone surrogates, which no tokenizer accepts.
-
-    Args:
-        text: The text.
-        what: Name of the text for the message, such as "column 'text'".
+def check_text(text: Any, what: str) -> None:
+    """Check that a value is a text without NUL and lone surrogates, which no tokenizer accepts.
 
     Raises:
-        RowError: If it does.
+        RowError: If it is not. The message begins with `what`, such as "column 'text'".
     """
+    if not isinstance(text, str):
+        raise RowError(f"{what}: expected text, received {text!r:.80}")
     if "\0" in text:
         raise RowError(f"{what}: expected text, received a NUL character")
     if _surrogate_at(text) is not None:
@@ -240,11 +242,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def read_lines(file: DataFile, newline: str = "\n") -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, line with its end) of a UTF-8 file.
-
-    Args:
-        file: The file.
-        newline: As in `open`.
+    """Yield (number from 1, line with its end) of a UTF-8 file; `newline` as in `open`.
 
     Raises:
         UserError: At a byte that is not UTF-8, or a line that is too long.
@@ -333,12 +331,7 @@ def tsv_rows(file: DataFile) -> Iterator[tuple[int, list[str]]]:
 def json_rows(
     file: DataFile, **parsers: Callable[[str], Any]
 ) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """Yield (line number, object or `RowError`) of JSON lines.
-
-    Args:
-        file: The file.
-        **parsers: As in `json.loads`, such as `parse_float`.
-    """
+    """Yield (line number, object or `RowError`) of JSON lines; `parsers` as in `json.loads`."""
     for number, line in read_lines(file):
         if line.strip():
             yield number, _json_object(line.strip(), parsers)
@@ -364,3 +357,282 @@ def _surrogate_at(text):
         text.encode()
     except UnicodeEncodeError as error:
         return error.start
+
+
+def parquet_rows(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number of the row from 1, {column: value}) of a Parquet file.
+
+    Numbers become strings, as labels are read from other files.
+
+    Raises:
+        UserError: If the file is no Parquet file, or pyarrow is not installed.
+    """
+    pyarrow = import_pyarrow(file)
+
+    try:
+        with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
+            number = 0
+            for batch in table.iter_batches(PARQUET_ROWS_AT_ONCE):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield number, {name: _as_text(value) for name, value in values.items()}
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{file}: expected a Parquet file ({reason})") from None
+
+
+def import_pyarrow(path: object) -> Any:
+    """Return the module pyarrow; raises UserError if it is not installed, which `path` requires."""
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise UserError(
+            f"{path}: Parquet requires pyarrow; pip install 'bert_tf[parquet]'"
+        ) from None
+    return pyarrow
+
+
+def _as_text(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+def write_parquet(
+    stream: Any,
+    path: str,
+    rows: Iterable[dict[str, Any]],
+    types: Mapping[str, tuple[str, int]],
+) -> None:
+    """Write rows of JSON types as a Parquet file, which `path` names in messages.
+
+    All rows are kept in memory. A column that a row lacks is null.
+
+    Args:
+        stream: Binary stream that receives the file.
+        path: Its path, for messages.
+        rows: The rows.
+        types: Name of the type, such as "float32", and number of list levels by column, so that
+            all files of a directory have one schema. Other columns, such as "row", are strings.
+    """
+    pyarrow = import_pyarrow(path)
+
+    rows = list(rows)
+    keys = dict.fromkeys(name for row in rows for name in row if name not in types)
+    fields = []
+    for name in dict.fromkeys((*keys, *types, "error")):
+        type_name, levels = types.get(name, ("string", 0))
+        data_type = pyarrow.type_for_alias(type_name)
+        for _ in range(levels):
+            data_type = pyarrow.list_(data_type)
+        fields.append(pyarrow.field(name, data_type))
+    table = pyarrow.Table.from_pylist(rows, pyarrow.schema(fields))
+    pyarrow.parquet.write_table(table, stream)
+
+
+def _of_columns(values, location):
+    return Example(values, None, location)
+
+
+def read_rows(
+    source: Source,
+    columns: Sequence[str],
+    unescape_html: bool = False,
+    lists: Collection[str] = (),
+    optional: Sequence[str] = (),
+    make: Callable[[dict[str, Any], str], Example] = _of_columns,
+) -> Iterator[Example | BadRow]:
+    """Yield the rows of a file.
+
+    If a .csv or .tsv has one column only, a blank line is an empty text; otherwise it is not a row.
+
+    Args:
+        source: .csv, .tsv or .jsonl, also compressed (.csv.gz), or .parquet.
+        columns: Columns to read, as strings. Numbers of .jsonl are kept as they are written there
+            ("1.50").
+        unescape_html: Whether to convert entities such as "&amp;" in all columns but `lists`.
+        lists: Those of `columns` that may be a list of strings in .jsonl.
+        optional: Further columns, read if the file or the JSON object has them.
+        make: Callable from ({column: string or list of strings}, location), which may raise
+            `RowError`. By default, the columns are the texts of an example.
+
+    Yields:
+        An `Example`, or a `BadRow` for a row that cannot be used.
+
+    Raises:
+        UserError: If the file is missing, empty, not UTF-8 or has another suffix, if its header
+            lacks a column, or if its last quote is not closed.
+    """
+    file = data_file(source, SUFFIXES)
+    for number, row in not_empty(named_rows(file, columns), file):
+        yield good_or_bad(
+            f"{file}:{number}", row, _row, columns, unescape_html, lists, optional, make
+        )
+
+
+def text_names(count: int) -> tuple[str, ...]:
+    """Return the names of the inputs of a text, or of two."""
+    return ("text",) if count == 1 else ("text_a", "text_b")
+
+
+def read_texts(
+    task: Mapping[str, Any], source: Source, label: str | None, is_optional: bool = False
+) -> Iterator[Example | BadRow]:
+    """Yield the rows of a file with a text or pair in named columns.
+
+    Args:
+        task: Values of a task.json: "text_columns", "unescape_html" and "multi_label".
+        source: The file.
+        label: Column of the label, None to read none.
+        is_optional: Whether the file may lack this column.
+    """
+    columns = task.get("text_columns", ("text",))
+    names, labels = text_names(len(columns)), [label] if label else []
+
+    def example(values, location):
+        texts = {name: values[column] for name, column in zip(names, columns, strict=True)}
+        return Example(texts, values.get(label), location)
+
+    return read_rows(
+        source,
+        (*columns, *([] if is_optional else labels)),
+        task.get("unescape_html", False),
+        lists=labels if task.get("multi_label") else (),
+        optional=labels if is_optional else (),
+        make=example,
+    )
+
+
+def rows_with_optional_labels(
+    task: Mapping[str, Any], source: Source, labelled: bool
+) -> Iterator[Example | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
+    column = task.get("label_column")
+    return read_texts(task, source, (column or "label") if labelled else None, column is None)
+
+
+def _header_of(file):
+    """Return the column names of a .csv or .tsv file, [] if it is empty."""
+    for _, fields in _TABLES[file.suffix](file):
+        if fields:
+            return [] if isinstance(fields, RowError) else fields
+    return []
+
+
+def has_columns(file: DataFile, names: Iterable[str]) -> bool:
+    """Return whether a file has named columns; a .tsv file has them if its header has `names`."""
+    return file.suffix in (".csv", ".jsonl", ".parquet") or (
+        file.suffix == ".tsv" and set(names) <= set(_header_of(file))
+    )
+
+
+def named_rows(
+    file: DataFile, columns: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Yield (line number, {column: value} or `RowError`) of a file.
+
+    The header of a .csv or .tsv file must have the `columns`.
+    """
+    suffix = file.suffix
+    if suffix == ".parquet":
+        return parquet_rows(file)
+    if suffix == ".jsonl":
+        # Numbers stay as they are written, so that the label 1.50 is not read as 1.5.
+        return json_rows(file, parse_int=str, parse_float=str)
+    return _table(file, _TABLES[suffix](file), columns)
+
+
+def _table(file, rows, columns):
+    header = None
+    for number, fields in rows:
+        if not fields:
+            # A blank line is an empty text if there is one column, otherwise no row.
+            if header is None or len(header) > 1:
+                continue
+            fields = [""]
+        if header is None:
+            header = fields
+            if isinstance(header, RowError):
+                raise UserError(
+                    f"{file}:{number}: expected column names, separated by commas; {header}"
+                )
+            name, count = collections.Counter(header).most_common(1)[0]
+            if count > 1:
+                raise UserError(f"{file}:{number}: {_repeated(name, header)}")
+            continue
+        for column in columns:
+            if column not in header:
+                separator = _other_separator(header)
+                raise UserError(f"{file}:{number}: {no_column(column, header)}{separator}")
+        yield number, fields if isinstance(fields, RowError) else _named(header, fields)
+
+
+def _named(header, fields):
+    """Return {column: field}, or a RowError if the numbers differ.
+
+    All columns are checked, not only the requested ones: an unescaped line end in a text splits a
+    row into two short ones, and neither may be used.
+    """
+    if len(fields) > len(header):
+        return RowError(f"expected {len(header)} fields as in the header, received {len(fields)}")
+    if len(fields) < len(header):
+        return RowError(
+            f"expected {len(header)} fields as in the header, received {len(fields)}; the first "
+            f"missing column is {header[len(fields)]!r:.80}"
+        )
+    return dict(zip(header, fields, strict=True))
+
+
+def _row(values, columns, unescape_html, lists, optional, make, location):
+    present = [column for column in optional if values.get(column) is not None]
+    row = {}
+    for column in (*columns, *present):
+        if column not in values:
+            raise RowError(no_column(column, values))
+        value = values[column]
+        texts = value if column in lists and isinstance(value, list) else [value]
+        if column in lists and not all(isinstance(text, str) for text in texts):
+            raise RowError(
+                f"column {column!r}: expected text or a list of texts, received {value!r:.80}"
+            )
+        for text in texts:
+            check_text(text, f"column {column!r}")
+        if unescape_html and column not in lists:
+            value = html.unescape(value)
+        row[column] = value
+    return make(row, location)
+
+
+def no_column(column: str, columns: Iterable[str]) -> str:
+    """Return the message that a row or a file lacks a column."""
+    return f"no column {column!r}; the columns are {quoted(columns)}"
+
+
+def _repeated(name, header):
+    """Return the message that several columns have one name, or none."""
+    numbers = [str(number) for number, other in enumerate(header, start=1) if other == name]
+    which = f"columns {', '.join(numbers[:-1]):.80} and {numbers[-1]}"
+    if name:
+        return f"{which} are named {name!r:.80}; expected distinct names"
+    return f"{which} have no name; name them, or remove them if they are empty"
+
+
+def _other_separator(header):
+    """Return what a message adds if the names are separated by another character."""
+    if header[0].startswith("sep="):
+        return "; the first line names a separator: remove it, and separate columns by commas"
+    found = [name for name in _SEPARATORS if len(header) == 1 and name in header[0]]
+    if not found:
+        return ""
+    name, remedy = _SEPARATORS[found[0]]
+    return f"; they seem to be separated by {name}: {remedy}"
+
+
+_SAVE = "save the file with commas as .csv or with tabs as .tsv"
+_SEPARATORS = {
+    "\t": ("tabs", "name the file .tsv"),
+    ";": ("semicolons", _SAVE),
+    "|": ("vertical bars", _SAVE),
+    ",": ("commas", "name the file .csv"),
+}
+_TABLES = {".csv": csv_rows, ".tsv": tsv_rows}
+SUFFIXES = (*_TABLES, ".jsonl", ".parquet")

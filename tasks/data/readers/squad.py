@@ -14,6 +14,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files, strict_json
 from bert_tf.storage.strict_json import field
 from tasks.data.readers.rows import (
+    SUFFIXES,
     BadRow,
     Example,
     RowError,
@@ -21,8 +22,11 @@ from tasks.data.readers.rows import (
     check_text,
     data_file,
     good_or_bad,
+    named_rows,
+    no_column,
+    not_empty,
+    read_rows,
 )
-from tasks.data.readers.tables import SUFFIXES, named_rows, no_column, read_rows
 
 
 def task_rows(
@@ -57,7 +61,7 @@ def read_questions(source: Source, labelled: bool = True) -> Iterator[Example | 
     file = data_file(source, (".json", *SUFFIXES))
     read = _squad_questions if file.suffix == ".json" else _row_questions
     ids = set()
-    for item in read(file, labelled):
+    for item in not_empty(read(file, labelled), file, "question"):
         if isinstance(item, Example):
             if item.id in ids:
                 raise UserError(
@@ -69,22 +73,17 @@ def read_questions(source: Source, labelled: bool = True) -> Iterator[Example | 
 
 
 def _squad_questions(file, labelled):
-    is_empty = True
     for article, in_article in _entries(_load(file), "data", str(file), f"{file}: data"):
         if "paragraphs" not in article and "context" in article:
-            is_empty = False
             yield good_or_bad(in_article, article, _listed_question, labelled)
             continue
         title = field(article, "title", str, in_article) if "title" in article else ""
         for paragraph, in_paragraph in _entries(article, "paragraphs", in_article):
             context = field(paragraph, "context", str, in_paragraph)
             for entry, location in _entries(paragraph, "qas", in_paragraph):
-                is_empty = False
                 values = _question(entry, context, title, labelled, location)
                 location = f"{file}: question {values['id']:.200}"
                 yield good_or_bad(location, values, _example, labelled)
-    if is_empty:
-        raise UserError(f"{file}: expected at least one question, received none")
 
 
 def _load(file):
@@ -173,10 +172,7 @@ def _listed_question(values, labelled, location):
 
 
 def listed_answers(answers: Any) -> list[tuple[str, int]]:
-    """Return the (text, start) of answers as in Hugging Face datasets.
-
-    Args:
-        answers: `{"text": [...], "answer_start": [...]}`.
+    """Return the (text, start) of answers `{"text": [...], "answer_start": [...]}` of datasets.
 
     Raises:
         RowError: If they have another form.

@@ -33,10 +33,13 @@ from tasks.data.readers.rows import (
     check_text,
     data_file,
     good_or_bad,
+    has_columns,
     json_rows,
+    no_column,
+    not_empty,
     read_lines,
+    read_texts,
 )
-from tasks.data.readers.tables import header_of, no_column, read_texts
 
 # Names of columns and keys in our files, in those of annotation tools and in datasets.
 _ENTITY_COLUMNS = ("entities", "spans", "ents", "label", "labels")
@@ -90,18 +93,13 @@ def read_tagged(
     file = data_file(source)
     if file.suffix == ".jsonl":
         items = _json_items(file, text_column, labelled)
-    elif not labelled and _has_text_column(file, text_column):
+    elif not labelled and has_columns(file, [text_column]):  # A .tsv may be a column file.
         items = read_texts({"text_columns": (text_column,)}, file, None)
     elif file.suffix == ".csv":
         raise UserError(f"{file}: expected tags in a column file or in .jsonl, received .csv")
     else:
         items = _sentences(file, labelled)
-    is_empty = True
-    for item in items:
-        is_empty = False
-        yield item
-    if is_empty:
-        raise UserError(f"{file}: expected at least one row, received none")
+    yield from not_empty(items, file)
 
 
 def to_bio(tags: Iterable[str]) -> list[str]:
@@ -250,7 +248,8 @@ def _json_items(file, text_column, labelled):
 
 def _json_item(values, text_column, labelled, location):
     if text_column in values:
-        text = _text(values, text_column)
+        text = values[text_column]
+        check_text(text, f"column {text_column!r}")
         label = entities_of(values, len(text)) if labelled else None
         return Example({"text": text}, label, location)
     if "tokens" not in values:
@@ -277,14 +276,6 @@ def _tags(values, count):
             "numbers are not in the file, convert them (docs/data-formats.md)"
         )
     return to_bio(tags)
-
-
-def _text(values, text_column):
-    text = values.get(text_column)
-    if not isinstance(text, str):
-        raise RowError(f"column {text_column!r}: expected text, received {text!r:.80}")
-    check_text(text, f"column {text_column!r}")
-    return text
 
 
 def entities_of(values: Mapping[str, Any], length: int) -> list[Entity]:
@@ -335,10 +326,3 @@ def _span(entity, length):
             f"entity {start}..{end} {kind}: expected 0 <= start < end <= {length}, the text length"
         )
     return start, end, as_label(kind)
-
-
-def _has_text_column(file, text_column):
-    """Return whether unlabelled text is in rows; a .tsv may also be a column file."""
-    return file.suffix in (".csv", ".parquet") or (
-        file.suffix == ".tsv" and text_column in header_of(file)
-    )

@@ -17,8 +17,8 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import identity_loss
-from tasks.base.plots import Histogram, Plot
-from tasks.base.task import OutputSpec, Postprocessor, Reader, described
+from tasks.base.plots import Plot, draw_histogram
+from tasks.base.task import OutputSpec, described
 from tasks.base.text_task import TextTask
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.rows import (
@@ -37,16 +37,74 @@ from tasks.model.task_model import TaskModel
 from tasks.types.anomaly.autoencoder import AutoencoderModel
 
 
-class AnomalyReader(Reader["AnomalyTask"]):
-    """Reader of texts; a label is 1 for an anomaly, else 0."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnomalyTask(TextTask):
+    """Detection of rows whose label is not in `normal_labels`.
+
+    In a file without labels, every row is normal. No `label_column` means "label" in files that
+    have it.
+    """
+
+    normal_labels: tuple[str, ...] = ()  # Empty if the training file has no labels.
+    latent_dim: int = 32  # Size of the autoencoder's code.
+    false_alarm_rate: float = described(
+        "maximum fraction of normal dev texts above the threshold", 0.05
+    )
+    threshold: float | None = described("minimum score of an anomaly", None)
+
+    kind = "anomaly"
+    description = "Detects texts that differ from the normal texts of the training data."
+    outputs = {
+        "score": OutputSpec("anomaly score: the reconstruction error of the text"),
+        "is_anomaly": OutputSpec("whether the score reaches the threshold"),
+    }
+    best_metric = "roc_auc"
+    losses = {"score": identity_loss}
+    tunable_fields = ("threshold",)
+    predicts_untuned = False
+    trains_on_vectors = True
+
+    def summary(self) -> str:
+        """Return the normal labels for the log."""
+        if not self.normal_labels:
+            return "; no labels in --train: all rows are normal"
+        return f"; normal labels {', '.join(self.normal_labels)}"
+
+    @classmethod
+    def from_data(cls, data: Source | FileRows, **options: Any) -> Self:
+        """Create the task from a training file; `normal_labels` defaults to its only label.
+
+        Raises:
+            UserError: A normal label does not occur in the file, or the file has several labels
+                and none is declared normal.
+        """
+        normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
+        task = cls(normal_labels=normal_labels, **options)
+        rows = raise_bad_rows(task.iter_rows(data, labelled=True))
+        labels = {row.label for row in rows if row.label is not None}
+        if not labels:
+            return task
+        found = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
+        if not task.normal_labels:
+            if len(labels) > 1:
+                raise UserError(
+                    f"{data}: several labels: {found}. Set --normal_labels to those of normal rows"
+                )
+            return dataclasses.replace(task, normal_labels=tuple(labels))
+        for label in task.normal_labels:
+            if label not in labels:
+                raise UserError(
+                    f"--normal_labels: no row of {data} has label {label!r}. Found: {found}"
+                )
+        return task
 
     def label_of(self, label: str | None) -> int:
         """Return whether a label, None in a file without labels, is one of an anomaly."""
-        if label is not None and not self.task.normal_labels:
+        if label is not None and not self.normal_labels:
             raise ValueError(
                 f"label {label!r}, but the training rows had no labels; train with --normal_labels"
             )
-        return int(label is not None and label not in self.task.normal_labels)
+        return int(label is not None and label not in self.normal_labels)
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
         """Return 1 for an anomaly and 0 for a normal row, given as a bool, 0 or 1."""
@@ -60,7 +118,7 @@ class AnomalyReader(Reader["AnomalyTask"]):
 
     def iter_rows(self, data: Source | FileRows, labelled: bool) -> Iterator[Example | BadRow]:
         """Yield the rows of a file, of which all or none have a label."""
-        column = self.task.label_column or "label"
+        column = self.label_column or "label"
         has_labels = None
         for row in super().iter_rows(data, labelled):
             if not labelled or isinstance(row, BadRow):
@@ -77,17 +135,62 @@ class AnomalyReader(Reader["AnomalyTask"]):
             else:
                 yield Example(row.texts, label if label is None else as_label(label), row.location)
 
+    def select_training_examples(self, examples: Examples) -> Examples:
+        """Return the normal examples."""
+        return examples.filter(lambda number: not examples.labels[number])
 
-class AnomalyPostprocessor(Postprocessor["AnomalyTask"]):
-    """Postprocessor of reconstruction errors."""
+    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
+        """Return labels, int32 `(N,)`, 1 for anomalies, and weights: the loss is of normal rows."""
+        is_unusual_N = np.array(examples.labels, np.int32)
+        return {"score": is_unusual_N}, {"score": (1 - is_unusual_N).astype(np.float32)}
 
-    description = "Detects texts that differ from the normal texts of the training data."
-    outputs = {
-        "score": OutputSpec("anomaly score: the reconstruction error of the text"),
-        "is_anomaly": OutputSpec("whether the score reaches the threshold"),
-    }
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> AutoencoderModel:
+        """Return encoder and autoencoder; raises UserError unless latent_dim < hidden_size."""
+        if self.latent_dim >= config.hidden_size:
+            raise UserError(
+                f"--latent_dim={self.latent_dim}: expected less than {config.hidden_size}, the "
+                "encoder's hidden size"
+            )
+        return AutoencoderModel(config, self.latent_dim, name=self.kind, dtype=dtype)
 
-    best_metric = "roc_auc"
+    def init_head(self, model: AutoencoderModel, encoded: EncodedExamples) -> None:
+        """Fit mean, spread and principal components to the training features."""
+        assert isinstance(encoded, FeatureExamples)  # Since `trains_on_vectors`.
+        model.adapt(encoded.vectors_SH)
+
+    def is_anomaly(self, scores: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:
+        """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""
+        if self.threshold is None:
+            raise UserError(
+                "threshold not tuned yet: call tune, or fit with validation_data; tasks.finetune "
+                "tunes it at the end of training, rerun the same command"
+            )
+        return scores >= self.threshold
+
+    def check_dev(self, examples: Examples) -> list[str]:
+        """Return a warning if no dev row is an anomaly; raises UserError if all are."""
+        if all(examples.labels):
+            raise UserError(
+                "--dev: the first file has no normal row to tune the threshold on; choose another "
+                "file and a new --output_dir"
+            )
+        if not any(examples.labels):
+            return ["no anomalies among the rows: detection cannot be evaluated"]
+        return []
+
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "AnomalyTask":
+        """Return the task with the threshold tuned on the normal dev rows."""
+        is_normal_N = data.labels["score"] == 0
+        threshold = threshold_for_false_alarms(outputs["score"][is_normal_N], self.false_alarm_rate)
+        return dataclasses.replace(self, threshold=threshold)
+
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return the score and the decision per text."""
+        return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the distance of each score to the threshold, relative to the threshold."""
+        return tf.abs(predictions["score"] / self.threshold - 1.0)
 
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return areas under the curves, those of two baselines, and rates at the threshold."""
@@ -100,7 +203,7 @@ class AnomalyPostprocessor(Postprocessor["AnomalyTask"]):
                 for name in ("mean_distance", "pca")
             },
         }
-        if self.task.threshold is None:
+        if self.threshold is None:
             return result
         is_anomaly_N = self.is_anomaly(outputs["score"])
         return {
@@ -121,45 +224,9 @@ class AnomalyPostprocessor(Postprocessor["AnomalyTask"]):
             "normal": outputs["score"][~is_unusual_N],
             "anomaly": outputs["score"][is_unusual_N],
         }
-        return {"scores": Histogram(scores, "anomaly score", self.task.threshold)}
-
-    def is_anomaly(self, scores: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:
-        """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""
-        if self.task.threshold is None:
-            raise UserError(
-                "threshold not tuned yet: call tune, or fit with validation_data; tasks.finetune "
-                "tunes it at the end of training, rerun the same command"
-            )
-        return scores >= self.task.threshold
-
-    def check_dev(self, examples: Examples) -> list[str]:
-        """Return a warning if no dev row is an anomaly; raises UserError if all are."""
-        if all(examples.labels):
-            raise UserError(
-                "--dev: the first file has no normal row to tune the threshold on; choose another "
-                "file and a new --output_dir"
-            )
-        if not any(examples.labels):
-            return ["no anomalies among the rows: detection cannot be evaluated"]
-        return []
-
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> "AnomalyTask":
-        """Return the task with the threshold tuned on the normal dev rows."""
-        is_normal_N = data.labels["score"] == 0
-        threshold = threshold_for_false_alarms(
-            outputs["score"][is_normal_N], self.task.false_alarm_rate
-        )
-        return dataclasses.replace(self.task, threshold=threshold)
-
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the score and the decision per text."""
-        return {"score": outputs["score"], "is_anomaly": self.is_anomaly(outputs["score"])}
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the distance of each score to the threshold, relative to the threshold."""
-        return tf.abs(predictions["score"] / self.task.threshold - 1.0)
+        return {
+            "scores": lambda axes: draw_histogram(axes, scores, "anomaly score", self.threshold)
+        }
 
     def warning(self, metrics: Mapping[str, float]) -> str | None:
         """Return a warning if a baseline ranks as well as the autoencoder."""
@@ -178,99 +245,6 @@ class AnomalyPostprocessor(Postprocessor["AnomalyTask"]):
                 f"{' and '.join(better)}; use the simpler method"
             )
         return None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AnomalyTask(TextTask):
-    """Detection of rows whose label is not in `normal_labels`.
-
-    In a file without labels, every row is normal.
-
-    Attributes:
-        label_column: Column of the labels; None means "label" in files that have it.
-        normal_labels: Labels of normal rows; empty if the training file has no labels.
-        latent_dim: Size of the autoencoder's code.
-        false_alarm_rate: Largest fraction of the normal dev rows that the threshold may flag.
-        threshold: Smallest score of an anomaly, tuned on dev; None until then.
-    """
-
-    normal_labels: tuple[str, ...] = ()
-    latent_dim: int = 32
-    false_alarm_rate: float = described(
-        "maximum fraction of normal dev texts above the threshold", 0.05
-    )
-    threshold: float | None = described("minimum score of an anomaly", None)
-
-    kind = "anomaly"
-    reader_class = AnomalyReader
-    postprocessor_class = AnomalyPostprocessor
-    losses = {"score": identity_loss}
-    tunable_fields = ("threshold",)
-    predicts_untuned = False
-    trains_on_vectors = True
-
-    @classmethod
-    def from_data(cls, data: Source | FileRows, **options: Any) -> Self:
-        """Create the task from a training file.
-
-        Args:
-            data: The training file, or its rows.
-            **options: Fields of the task; `normal_labels` defaults to the file's only label.
-
-        Raises:
-            UserError: A normal label does not occur in the file, or the file has several labels
-                and none is declared normal.
-        """
-        normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
-        task = cls(normal_labels=normal_labels, **options)
-        rows = raise_bad_rows(task.reader.iter_rows(data, labelled=True))
-        labels = {row.label for row in rows if row.label is not None}
-        if not labels:
-            return task
-        found = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
-        if not task.normal_labels:
-            if len(labels) > 1:
-                raise UserError(
-                    f"{data}: several labels: {found}. Set --normal_labels to those of normal rows"
-                )
-            return dataclasses.replace(task, normal_labels=tuple(labels))
-        for label in task.normal_labels:
-            if label not in labels:
-                raise UserError(
-                    f"--normal_labels: no row of {data} has label {label!r}. Found: {found}"
-                )
-        return task
-
-    def select_training_examples(self, examples: Examples) -> Examples:
-        """Return the normal examples."""
-        return examples.filter(lambda number: not examples.labels[number])
-
-    def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
-        """Return labels, int32 `(N,)`, 1 for anomalies, and weights: the loss is of normal rows."""
-        is_unusual_N = np.array(examples.labels, np.int32)
-        return {"score": is_unusual_N}, {"score": (1 - is_unusual_N).astype(np.float32)}
-
-    def build_model(self, config: BertConfig, dtype: str = "float32") -> AutoencoderModel:
-        """Return a built model; raises UserError unless latent_dim < hidden_size."""
-        if self.latent_dim >= config.hidden_size:
-            raise UserError(
-                f"--latent_dim={self.latent_dim}: expected less than {config.hidden_size}, the "
-                "encoder's hidden size"
-            )
-        model = AutoencoderModel(config, self.latent_dim, name=self.kind, dtype=dtype)
-        model.build()
-        return model
-
-    def init_head(self, model: AutoencoderModel, encoded: EncodedExamples) -> None:
-        """Fit mean, spread and principal components to the training features."""
-        assert isinstance(encoded, FeatureExamples)  # Since `trains_on_vectors`.
-        model.adapt(encoded.vectors_SH)
-
-    def description(self) -> str:
-        """Return the normal labels for the log."""
-        if not self.normal_labels:
-            return "; no labels in --train: all rows are normal"
-        return f"; normal labels {', '.join(self.normal_labels)}"
 
 
 @keras.saving.register_keras_serializable("bert_tf")

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import bert_tf.train.optimizer  # noqa: F401  Registers AdamW for loading compiled models.
 from bert_tf.config import BertConfig
 from bert_tf.model.dense import dense
 from bert_tf.weights.pretrained_encoder import Encoder
@@ -18,7 +17,6 @@ from tasks.graph.pooling import mean_of_tokens
 INNER_SIZE = 256
 
 
-@keras.saving.register_keras_serializable("bert_tf")
 class AutoencoderModel(keras.Model):
     """Autoencoder on the features of a frozen encoder.
 
@@ -28,29 +26,24 @@ class AutoencoderModel(keras.Model):
 
     Encoder and decoder are each a linear map plus a correction by a hidden gelu layer. `adapt`
     initializes the maps with PCA and the corrections with 0, so training learns what PCA lacks.
+
+    Args:
+        config: Configuration of the encoder.
+        latent_dim: Size of the code, less than hidden_size.
+        **kwargs: Arguments of keras.Model.
     """
 
-    def __init__(
-        self, config: BertConfig | dict, code_size: int, name: str | None = None, **kwargs
-    ):
-        """Create the layers.
-
-        Args:
-            config: Configuration of the encoder.
-            code_size: Size of the code, less than hidden_size.
-            name: Name of the model.
-            **kwargs: Arguments of keras.Model.
-        """
+    def __init__(self, config: BertConfig, latent_dim: int, **kwargs):
         # With autocast, features would be cast to bfloat16 under a mixed-precision policy.
-        super().__init__(name=name, autocast=False, **kwargs)
-        self.config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
-        self.latent_dim = code_size  # get_config saves it as code_size.
+        super().__init__(autocast=False, **kwargs)
+        self.config, self.latent_dim = config, latent_dim
         self.encoder = Encoder(self.config, dtype=self.dtype_policy)
         self.encoder.trainable = False
-        self.code = _Corrected(self.config, code_size, dtype="float32", name="code")
+        self.code = _Corrected(config, latent_dim, dtype="float32", name="code")
         self.reconstruction = _Corrected(
-            self.config, self.config.hidden_size, dtype="float32", name="reconstruction"
+            config, config.hidden_size, dtype="float32", name="reconstruction"
         )
+        self.build()
 
     def build(self, inputs_shape: object = None) -> None:
         """Create all weights; shapes follow from the configuration."""
@@ -69,11 +62,7 @@ class AutoencoderModel(keras.Model):
         self.components_HK = fixed("components", (hidden_size, self.latent_dim), "zeros")
 
     def adapt(self, vectors_NH: np.ndarray | tf.Tensor) -> None:
-        """Fit mean, spread and principal components, and initialize the autoencoder with PCA.
-
-        Args:
-            vectors_NH: Features of the training texts, float32 `(N, H)`.
-        """
+        """Fit mean, spread and components to features `(N, H)`, and initialize with PCA."""
         vectors_NH = np.asarray(vectors_NH)
         # Sums over many texts lose precision in float32.
         mean_H = vectors_NH.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -97,8 +86,8 @@ class AutoencoderModel(keras.Model):
 
         Args:
             inputs: Batch in either layout, or `{"vector": (B, H)}` with precomputed features.
-            training: Ignored; there is no dropout.
-            seed: Ignored; passed by the train step.
+            training: Ignored, as is the seed; there is no dropout.
+            seed: Passed by the train step.
 
         Returns:
             Dict of float32: `score` `(B,)`, reconstruction error of the autoencoder; `pca` `(B,)`,
@@ -122,11 +111,6 @@ class AutoencoderModel(keras.Model):
             return tf.cast(inputs["vector"], tf.float32)
         means_BH = mean_of_tokens(self.encoder(inputs)["sequence"], inputs)
         return tf.math.l2_normalize(means_BH, axis=-1)
-
-    def get_config(self) -> dict[str, object]:
-        """Return the constructor's arguments."""
-        own = {"config": self.config.to_dict(), "code_size": self.latent_dim}
-        return {**super().get_config(), **own}
 
 
 class _Corrected(keras.layers.Layer):

@@ -1,8 +1,8 @@
-"""Remedies for class imbalance: class weights, sampling weights and the initial bias.
+"""Options against class imbalance: weights of classes, their sampling, and their threshold.
 
 Does not import TensorFlow, so that flags can be checked before that import.
 
-Shape suffixes: N examples, C labels.
+Shape suffixes: C labels.
 """
 
 import math
@@ -23,24 +23,16 @@ def check_options(
     threshold_objective: str | None = None,
     **others,
 ) -> None:
-    """Check the options that do not depend on the labels.
+    """Check the options of `ClassificationTask` that do not depend on the labels.
 
-    Args:
-        multi_label: Whether a row has any number of labels.
-        class_weights: The flag's strings: numbers, or ("balanced",).
-        balanced_sampling: Whether all classes are drawn equally often.
-        rare_label: The label that gets a threshold.
-        threshold_objective: "f1", "precision=P" or "recall=R".
-        **others: Ignored.
+    `class_weights` are the flag's strings: numbers, or ("balanced",). `others` are ignored.
 
     Raises:
         UserError: The options contradict each other; the message starts with the flag.
     """
     if multi_label:
-        for name, value in (
-            ("class_weights", class_weights),
-            ("balanced_sampling", balanced_sampling),
-        ):
+        given = {"class_weights": class_weights, "balanced_sampling": balanced_sampling}
+        for name, value in given.items():
             if value:
                 raise UserError(
                     f"--{name}: not supported with --multi_label, where rows have no single class; "
@@ -62,48 +54,16 @@ def check_options(
         _numbers(class_weights)
 
 
-def check_thresholds(
-    labels: Sequence[str],
-    multi_label: bool,
-    rare_label: str | None,
-    threshold_objective: str | None,
-) -> None:
-    """Check the options of thresholds against the labels; arguments as in `check_options`.
-
-    Raises:
-        UserError: If no label has a threshold, or `rare_label` is none of those that can have it.
-    """
-    if multi_label:
-        return  # Every label has a threshold.
-    is_binary = len(labels) == 2
-    if rare_label is None:
-        if threshold_objective is not None and not is_binary:
-            raise UserError(
-                f"--threshold_objective={threshold_objective}: with {len(labels)} labels, only "
-                "--rare_label has a threshold; set it"
-            )
-    elif rare_label not in labels:
-        raise UserError(f"--rare_label={rare_label}: expected one of {', '.join(labels)}")
-    elif is_binary and rare_label != labels[1]:
-        raise UserError(
-            f"--rare_label={rare_label}: of two labels, the second is the positive label; "
-            f"set --labels={labels[1]},{labels[0]}"
-        )
-
-
 def class_weights_of(
     given: Sequence[str], labels: Sequence[str], counts_C: Sequence[int]
 ) -> tuple[float, ...]:
-    """Compute the class weights that a flag asks for.
+    """Return the C class weights that a flag asks for, or () if none are given.
 
     Args:
         given: The flag's strings: numbers in the order of `labels`, or ("balanced",), which means
             N / (C * count) as in scikit-learn: all classes have the same total weight.
         labels: Names of the C labels.
-        counts_C: Training examples per label.
-
-    Returns:
-        C weights, or () if none are given.
+        counts_C: Training examples per label, N together.
 
     Raises:
         UserError: The number of weights differs from the number of labels.
@@ -118,29 +78,6 @@ def class_weights_of(
             f"{len(labels)}, in the order of the labels {', '.join(labels)}"
         )
     return weights
-
-
-def sampling_weights(labels_N: Sequence[int]) -> np.ndarray:
-    """Return weights `(N,)` that draw all classes with equal probability."""
-    _, class_N, counts = np.unique(labels_N, return_inverse=True, return_counts=True)
-    return 1.0 / counts[class_N]
-
-
-def log_prior(counts_C: Sequence[int] | np.ndarray, total: int) -> np.ndarray:
-    """Return logits, float32 `(C,)`, whose softmax is the class frequencies `counts_C / total`.
-
-    Counts are at least 0.5, so that the logits stay finite.
-    """
-    return np.log(np.maximum(counts_C, 0.5) / total).astype(np.float32)
-
-
-def log_odds(counts_C: Sequence[int] | np.ndarray, total: int) -> np.ndarray:
-    """Return logits, float32 `(C,)`, whose sigmoid is the label frequencies `counts_C / total`.
-
-    Counts are clipped to 0.5 and total - 0.5, so that the logits stay finite.
-    """
-    fractions_C = np.clip(counts_C, 0.5, total - 0.5) / total
-    return np.log(fractions_C / (1 - fractions_C)).astype(np.float32)
 
 
 def _is_balanced(class_weights):

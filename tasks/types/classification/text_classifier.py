@@ -9,7 +9,7 @@ Shape suffixes: B texts, N examples, C labels, K labels with a threshold.
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import keras
@@ -29,9 +29,15 @@ from bert_tf.train.losses import (
     softmax_divergence,
 )
 from tasks.base.decisions import Decision, decide_each, decide_one
-from tasks.base.plots import MAX_LABELS, ConfusionMatrix, Plot, PrecisionRecall, Reliability
-from tasks.base.task import OutputSpec, Postprocessor, Reader, described
-from tasks.base.text_task import LabelledTextTask, warnings_of_equal_labels
+from tasks.base.plots import (
+    MAX_LABELS,
+    Plot,
+    draw_confusion_matrix,
+    draw_precision_recall,
+    draw_reliability,
+)
+from tasks.base.task import Loss, OutputSpec, described
+from tasks.base.text_task import LabelledTextTask
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import as_list
@@ -44,368 +50,21 @@ from tasks.metrics.thresholds import best_threshold, parse_objective
 from tasks.model.task_model import TaskModel
 from tasks.types.classification import class_imbalance
 
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-
 BETWEEN_LABELS = "|"
-
-
-class ClassReader(Reader["ClassificationTask"]):
-    """Reader of texts with a label, or with any number of labels."""
-
-    def label_of(self, label: str | list[str]) -> int | tuple[int, ...]:
-        """Return the id of a row's label, or the ids with `multi_label`."""
-        names = self.names_in(label)
-        known = self.task.labels
-        for name in names:
-            if name not in known:
-                labels = ", ".join(self.task.labels)
-                raise ValueError(f"label {name!r:.80}: expected one of {labels}")
-        numbers = tuple(known.index(name) for name in names)
-        return numbers if self.task.multi_label else numbers[0]
-
-    @property
-    def has_lists_of_labels(self) -> bool:
-        """Whether a row has any number of labels."""
-        return self.task.multi_label
-
-    def encode_labels(
-        self,
-        values: Sequence[Any],
-        texts: Mapping[str, Sequence[Any]],
-        what: str = "y[{}]",
-        is_batch: bool = False,
-    ) -> list:
-        """Convert the labels of rows; see `Reader.encode_labels`.
-
-        Integers are ids, or names if the labels are numbers; with `multi_label`, rows of 0 and 1
-        per label are multi-hot. All rows are read in the one way that is possible.
-        """
-        argument = what.partition("[")[0]
-        rows, padding = [values], set()
-        if self.task.multi_label:
-            values, padding = list(map(_list_or_value, values)), {-1}
-            rows = [row for row in values if isinstance(row, list)]
-            if len(rows) == len(values) and self._are_multi_hot(rows, argument):
-                return [tuple(number for number, one in enumerate(row) if one) for row in rows]
-        integers = {entry for row in rows for entry in row if type(entry) is int} - padding
-        if integers and self._are_names(integers, argument, is_batch):
-
-            def named(value):
-                if isinstance(value, list):
-                    return list(map(named, value))
-                return str(value) if value in integers else value
-
-            values = list(map(named, values))
-        return super().encode_labels(values, texts, what, is_batch)
-
-    def _are_multi_hot(self, rows, argument):
-        """Return whether rows have 0 or 1 per label; raises UserError if they may be ids too."""
-        count, entries = len(self.task.labels), [entry for row in rows for entry in row]
-        are_multi_hot = all(len(row) == count and all(one in (0, 1) for one in row) for row in rows)
-        if any(isinstance(entry, bool | float) for entry in entries):
-            if not are_multi_hot:
-                raise UserError(
-                    f"{argument}: expected names, ids, or {count} values per row that are 0 or 1, "
-                    f"received rows such as {rows[0]!r:.80}"
-                )
-        # A row has no id twice, so that only the rows of two labels can be ids too.
-        elif are_multi_hot and all(len(set(row)) == count for row in rows):
-            raise UserError(
-                f"{argument}: rows such as {rows[0]} may be ids or multi-hot; pass names, or "
-                "multi-hot as booleans"
-            )
-        return are_multi_hot
-
-    def _are_names(self, integers, argument, is_batch):
-        """Return whether integers are names, not ids; raises UserError if they may be both."""
-        labels = self.task.labels
-        numbers = [(number, label) for number, label in enumerate(labels) if _is_integer(label)]
-        are_names = all(str(value) in labels for value in integers)
-        are_ids = all(0 <= value < len(labels) for value in integers)
-        # Other batches may hold integers that only one of the two allows.
-        are_both = is_batch or (are_names and are_ids)
-        chosen = range(len(labels)) if is_batch else integers
-        if are_both and any(number != int(label) for number, label in numbers if number in chosen):
-            raise UserError(
-                f"{argument}: integers may be ids or names of the labels {', '.join(labels):.80}; "
-                "pass names as strings"
-            )
-        return are_names and not are_ids
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int | tuple[int, ...]:
-        """Return the id of a name, or of an id; with `multi_label` of each in a list.
-
-        Lists may be padded with "" or -1.
-        """
-        if not self.task.multi_label:
-            return self._id_of(value)
-        values = as_list(value, "expected a list of labels") if value is not None else []
-        # Batches of datasets pad lists of different lengths, as predictions are.
-        values = [name for name in values if name not in ("", -1)]
-        ids = [name for name in values if type(name) is int]
-        if len(set(ids)) < len(ids):
-            raise ValueError(f"labels {value!r:.80}: expected each id once")
-        return tuple(map(self._id_of, values))
-
-    def _id_of(self, value):
-        labels = self.task.labels
-        if type(value) is int:
-            if not 0 <= value < len(labels):
-                raise ValueError(
-                    f"label {value}: expected an id from 0 to {len(labels) - 1}, or a name"
-                )
-            return value
-        name = as_label(str(value))
-        if name not in labels:
-            raise ValueError(f"label {value!r:.80}: expected one of {', '.join(labels)}")
-        return labels.index(name)
-
-    def decode_label(self, label: Any) -> str | list[str]:
-        """Return the name of an id, or the names of several."""
-        if self.task.multi_label:
-            return [self.task.labels[number] for number in label]
-        return self.task.labels[label]
-
-    def names_in(self, value: str | list[str]) -> list[str]:
-        """Return the names in a label column; raises ValueError if one is empty."""
-        if isinstance(value, list):
-            names = value
-        elif self.task.multi_label:
-            names = value.split(BETWEEN_LABELS) if value.strip() else []
-        else:
-            names = [value]
-        names = [as_label(name) for name in names]
-        if not all(names):
-            several = f", or several separated by {BETWEEN_LABELS}" if self.task.multi_label else ""
-            empty = "contains an empty label" if self.task.multi_label else "is empty"
-            raise ValueError(
-                f"column {self.task.label_column!r} {empty}; expected a label{several}"
-            )
-        return names
-
-
-class ClassificationPostprocessor(Postprocessor["ClassificationTask"]):
-    """Postprocessor of one logit per label, or of one logit for two labels."""
-
-    description = "Predicts the labels of a text or of a pair of texts."
-    outputs = {
-        "label": OutputSpec("most probable label, or the rare label if it reaches its threshold"),
-        "score": OutputSpec("probability of `label`"),
-        "probabilities": OutputSpec(
-            "probability of each label, in the order of `labels`", in_near_ties=True
-        ),
-        "labels": OutputSpec("all labels, the same in every row"),
-        "selected": OutputSpec("whether each label reaches its own threshold"),
-    }
-
-    @property
-    def best_metric(self) -> str:
-        """Metric that selects the best checkpoint, PR-AUC if thresholds are tuned on that file."""
-        if self.task.threshold_objective:
-            return "pr_auc" if self.task.multi_label else f"{self._prefix}pr_auc"
-        if self.task.multi_label:
-            return "micro_f1"
-        # These options trade accuracy for recall of the rare classes.
-        if self.task.class_weights or self.task.balanced_sampling or self.task.focal_gamma:
-            return "macro_f1"
-        return (
-            GLUE[self.task.file_format].metrics[0] if self.task.file_format in GLUE else "accuracy"
-        )
-
-    def decision(self, outputs: Tensors) -> Decision:
-        """Apply temperature and thresholds to the logits `outputs["label"]`."""
-        temperature = self.task.temperature or 1.0
-        if self.task.multi_label:
-            return decide_each(outputs["label"], temperature, self.task.thresholds or 0.5)
-        positive = self.task.positive if self.task.is_binary or self.task.thresholds else None
-        threshold = self.task.thresholds[0] if self.task.thresholds else 0.5
-        return decide_one(outputs["label"], temperature, positive, threshold)
-
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return label, score and probabilities per text."""
-        decision = self.decision(outputs)
-        names_C = tf.constant(self.task.labels)
-        predictions = {
-            "label": tf.gather(names_C, decision.label),
-            "score": decision.score,
-            "probabilities": decision.probabilities,
-            "labels": tf.repeat(names_C[tf.newaxis], tf.shape(decision.label)[0], axis=0),
-        }
-        return (
-            {**predictions, "selected": decision.selected} if self.task.multi_label else predictions
-        )
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the probability margin of each decision, `(B,)`."""
-        return self.decision(outputs).margin
-
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> "ClassificationTask":
-        """Return the task with temperature and thresholds fitted on dev data."""
-        labels, task = data.labels["label"], self.task
-        if self.task.calibrate:
-            temperature = fit_temperature(outputs["label"], labels, self.task.activation)
-            task = dataclasses.replace(task, temperature=temperature)
-        if self.task.threshold_objective:
-            probabilities_NC = type(self)(task).decision(outputs).probabilities.numpy()
-            if self.task.multi_label:
-                pairs = list(zip(labels.T > 0, probabilities_NC.T, strict=True))
-            else:
-                pairs = [(labels == self.task.positive, probabilities_NC[:, self.task.positive])]
-            thresholds = tuple(
-                best_threshold(is_positive_N, scores_N, self.task.threshold_objective)[0]
-                for is_positive_N, scores_N in pairs
-            )
-            task = dataclasses.replace(task, thresholds=thresholds)
-        return task
-
-    def check_dev(self, examples: Examples) -> list[str]:
-        """Return one warning per label without a dev row to tune its threshold on."""
-        labels, positive = self.task.labels, self.task.positive
-        if not self.task.threshold_objective:
-            return []
-        if not self.task.multi_label:
-            if positive is not None and positive not in examples.labels:
-                raise UserError(
-                    f"--dev: the first file has no row with label {labels[positive]!r} to tune "
-                    "--threshold_objective on; choose another"
-                )
-            return []
-        found = {number for numbers in examples.labels for number in numbers}
-        missing = [label for number, label in enumerate(labels) if number not in found]
-        if not found:
-            raise UserError("--dev: no labels in the first file to tune on; choose another")
-        return [f"no row has label {label!r}: it will never be predicted" for label in missing]
-
-    def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
-        """Return a warning if dev data cannot determine the temperature."""
-        if not self.task.calibrate:
-            return []
-        labels = data.labels["label"]
-        bound = bound_of_temperature(outputs["label"], labels, self.task.activation)
-        if bound is None:
-            return []
-        reason = "too few errors" if bound == MIN_TEMPERATURE else "labels unrelated to the logits"
-        return [f"--calibrate: file with {reason} (optimum beyond {bound:g}); using temperature 1"]
-
-    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return the metrics of tasks.metrics.classification, by name."""
-        labels, decision = data.labels["label"], self.decision(outputs)
-        probabilities_NC = decision.probabilities.numpy()
-        if decision.selected is not None:
-            selected_NC = decision.selected.numpy()
-            metrics = classification.multi_label_metrics(
-                labels, selected_NC, probabilities_NC, self.task.labels
-            )
-            if self.task.threshold_objective:
-                name, _ = parse_objective(self.task.threshold_objective)
-                table = classification.multi_label_table(labels, selected_NC, self.task.labels)
-                of_objective = table["per_label"][name]
-                metrics |= dict(zip(self._objective_metrics(), of_objective, strict=True))
-            return metrics
-        predictions_N = decision.label.numpy()
-        metrics = classification.single_label_metrics(
-            labels, predictions_N, probabilities_NC, self.task.labels
-        )
-        if self.task.positive is not None:
-            of_positive = classification.positive_class_metrics(
-                labels == self.task.positive,
-                predictions_N == self.task.positive,
-                probabilities_NC[:, self.task.positive],
-            )
-            metrics |= {f"{self._prefix}{name}": value for name, value in of_positive.items()}
-        return metrics
-
-    def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Any]:
-        """Return per-label metrics and the confusion matrix."""
-        labels, decision = data.labels["label"], self.decision(outputs)
-        if decision.selected is not None:
-            return classification.multi_label_table(
-                labels, decision.selected.numpy(), self.task.labels
-            )
-        return classification.single_label_table(
-            labels, decision.label.numpy(), decision.probabilities.numpy(), self.task.labels
-        )
-
-    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
-        """Return confusion matrix, reliability diagram, and precision and recall."""
-        labels, decision = data.labels["label"], self.decision(outputs)
-        probabilities_NC = decision.probabilities.numpy()
-        if decision.selected is not None:
-            confidence = np.maximum(probabilities_NC, 1 - probabilities_NC).ravel()
-            return {
-                "reliability": Reliability(
-                    confidence, ((probabilities_NC >= 0.5) == labels).ravel()
-                )
-            }
-        is_correct_N = probabilities_NC.argmax(1) == labels
-        plots: dict[str, Plot] = {"reliability": Reliability(probabilities_NC.max(1), is_correct_N)}
-        if len(self.task.labels) <= MAX_LABELS:
-            table = self.report(data, outputs)
-            counts_CC = np.array(table["confusion_matrix"])
-            plots["confusion_matrix"] = ConfusionMatrix(self.task.labels, counts_CC)
-        positive = self.task.positive
-        if positive is not None and (self.task.is_binary or self.task.rare_label):
-            plots["precision_recall"] = PrecisionRecall(
-                self.task.labels[positive],
-                labels == positive,
-                probabilities_NC[:, positive],
-                self.task.thresholds[0] if self.task.thresholds else None,
-            )
-        return plots
-
-    def warning(self, metrics: Mapping[str, float]) -> str | None:
-        """Return a warning if all predictions are equal or the objective is missed."""
-        warnings = []
-        if metrics["degenerate"]:
-            remedy = "--class_weights=balanced"
-            if self.task.multi_label:
-                remedy = "--focal_gamma or --threshold_objective"
-            warnings.append(
-                f"every row has the same predicted label{'s' * self.task.multi_label}; "
-                f"more --epochs, another --learning_rate or --seed, or {remedy} may help"
-            )
-        if self.task.threshold_objective and self.task.thresholds:
-            _, expected = parse_objective(self.task.threshold_objective)
-            missed = [
-                f"{metric} is {metrics[metric]:.4f}"
-                for metric in self._objective_metrics()
-                if metrics[metric] < (expected or 0.0) or not metrics[metric]
-            ]
-            if missed:
-                names = ", ".join(missed)
-                warnings.append(
-                    f"--threshold_objective={self.task.threshold_objective} missed: {names}"
-                )
-        return "; ".join(warnings) or None
-
-    @property
-    def _prefix(self):
-        return "" if self.task.is_binary else "rare_"
-
-    def _objective_metrics(self):
-        """Return the name of the objective's metric for each threshold."""
-        name, _ = parse_objective(self.task.threshold_objective)
-        if self.task.multi_label:
-            return [f"{name}_{label}" for label in self.task.labels]
-        return [f"{self._prefix}{name}"]
+# By the function from logits to probabilities: cross-entropy and focal loss.
+_LOSSES: dict[str, tuple[Loss, Loss]] = {
+    "multi_label": (multi_label_cross_entropy, focal_multi_label_cross_entropy),
+    "sigmoid": (sigmoid_cross_entropy, focal_sigmoid_cross_entropy),
+    "softmax": (softmax_cross_entropy, focal_softmax_cross_entropy),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassificationTask(LabelledTextTask):
-    """Classification into `labels`, whose order defines the label ids.
+    """Classification into `labels`, whose order defines the label ids; see `TextClassifier`.
 
-    Attributes:
-        class_weights: Loss weight per label; () weights all examples equally.
-        balanced_sampling: Draw all classes equally often in training.
-        focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
-        prior_bias: Start the head at the label frequencies.
-        rare_label: Predicted if its probability >= its threshold, else the best other label is.
-        threshold_objective: "f1", "precision=P", "recall=R", or None for no tuning.
-        calibrate: Fit `temperature`, by which logits are divided, on dev.
-        thresholds: Tuned on dev: for the second of two labels, for the rare label, or for each
-            label with `multi_label`. None means 0.5, or argmax for a rare label.
+    `thresholds` are tuned on dev: for the second of two labels, for the rare label, or for each
+    label with `multi_label`. None means 0.5, or argmax for a rare label.
     """
 
     labels: tuple[str, ...]
@@ -423,8 +82,16 @@ class ClassificationTask(LabelledTextTask):
     )
 
     kind = "classification"
-    reader_class = ClassReader
-    postprocessor_class = ClassificationPostprocessor
+    description = "Predicts the labels of a text or of a pair of texts."
+    outputs = {
+        "label": OutputSpec("most probable label, or the rare label if it reaches its threshold"),
+        "score": OutputSpec("probability of `label`"),
+        "probabilities": OutputSpec(
+            "probability of each label, in the order of `labels`", in_near_ties=True
+        ),
+        "labels": OutputSpec("all labels, the same in every row"),
+        "selected": OutputSpec("whether each label reaches its own threshold"),
+    }
     accuracies = ("label",)
 
     @classmethod
@@ -446,10 +113,10 @@ class ClassificationTask(LabelledTextTask):
         task = cls(labels=tuple(map(as_label, labels)), **options)
         if task.multi_label and task.file_format in GLUE:
             raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
-        reader, counts = ClassReader(task), collections.Counter[str]()
-        for row in raise_bad_rows(reader.iter_rows(data, labelled=True)):
+        counts = collections.Counter[str]()
+        for row in raise_bad_rows(task.iter_rows(data, labelled=True)):
             try:
-                counts.update(reader.names_in(row.label))
+                counts.update(task.names_in(row.label))
             except ValueError as error:
                 raise UserError(f"{row.location}: {error}") from None
         if len(counts) < 2:
@@ -462,10 +129,11 @@ class ClassificationTask(LabelledTextTask):
         weights = class_imbalance.class_weights_of(
             class_weights, labels, [counts[label] for label in labels]
         )
-        class_imbalance.check_thresholds(labels, task.multi_label, task.rare_label, objective)
-        return dataclasses.replace(
+        task = dataclasses.replace(
             task, labels=labels, class_weights=weights, threshold_objective=objective
         )
+        task._check_thresholds()
+        return task
 
     @classmethod
     def from_options(
@@ -483,8 +151,8 @@ class ClassificationTask(LabelledTextTask):
                 f"labels={labels!r:.80}: expected at least two different names, in a list"
             )
         if isinstance(class_weights, Mapping):
-            reader = cls(max_seq_length=max_seq_length, labels=names).reader
-            ids = reader.encode_labels(list(class_weights), {}, "class_weights")
+            task = cls(max_seq_length=max_seq_length, labels=names)
+            ids = task.encode_labels(list(class_weights), {}, "class_weights")
             factors = dict(zip(ids, class_weights.values(), strict=True))
             class_weights = [factors.get(label, 1.0) for label in range(len(names))]
         if not isinstance(class_weights, str):
@@ -503,10 +171,27 @@ class ClassificationTask(LabelledTextTask):
             ),
             **options,
         )
-        class_imbalance.check_thresholds(
-            names, task.multi_label, task.rare_label, task.threshold_objective
-        )
+        task._check_thresholds()
         return task
+
+    def _check_thresholds(self):
+        """Raise UserError if no label has the threshold that the options ask for."""
+        if self.multi_label:
+            return  # Every label has a threshold.
+        rare_label, labels = self.rare_label, self.labels
+        if rare_label is None:
+            if self.threshold_objective is not None and not self.is_binary:
+                raise UserError(
+                    f"--threshold_objective={self.threshold_objective}: with {len(labels)} labels, "
+                    "only --rare_label has a threshold; set it"
+                )
+        elif rare_label not in labels:
+            raise UserError(f"--rare_label={rare_label}: expected one of {', '.join(labels)}")
+        elif self.is_binary and rare_label != labels[1]:
+            raise UserError(
+                f"--rare_label={rare_label}: of two labels, the second is the positive label; "
+                f"set --labels={labels[1]},{labels[0]}"
+            )
 
     @property
     def has_classes(self) -> bool:
@@ -530,27 +215,143 @@ class ClassificationTask(LabelledTextTask):
         """Function from logits to probabilities, "sigmoid" or "softmax"."""
         return "sigmoid" if self.is_binary or self.multi_label else "softmax"
 
-    def description(self) -> str:
+    def summary(self) -> str:
         """Return labels and class weights for the log."""
         weights = ", ".join(f"{weight:.3g}" for weight in self.class_weights)
         return f"; labels {', '.join(self.labels)}" + (weights and f"; class weights {weights}")
 
+    def label_of(self, label: str | list[str]) -> int | tuple[int, ...]:
+        """Return the id of a row's label, or the ids with `multi_label`."""
+        numbers = tuple(map(self._id_of, self.names_in(label)))
+        return numbers if self.multi_label else numbers[0]
+
+    @property
+    def has_lists_of_labels(self) -> bool:
+        """Whether a row has any number of labels."""
+        return self.multi_label
+
+    def encode_labels(
+        self,
+        values: Sequence[Any],
+        texts: Mapping[str, Sequence[Any]],
+        what: str = "y[{}]",
+        is_batch: bool = False,
+    ) -> list:
+        """Convert the labels of rows; see `Task.encode_labels`.
+
+        Integers are ids, or names if the labels are numbers; with `multi_label`, rows of 0 and 1
+        per label are multi-hot. All rows are read in the one way that is possible.
+        """
+        argument = what.partition("[")[0]
+        rows, padding = [values], set()
+        if self.multi_label:
+            values, padding = list(map(_list_or_value, values)), {-1}
+            rows = [row for row in values if isinstance(row, list)]
+            if len(rows) == len(values) and self._are_multi_hot(rows, argument):
+                return [tuple(number for number, one in enumerate(row) if one) for row in rows]
+        integers = {entry for row in rows for entry in row if type(entry) is int} - padding
+        if integers and self._are_names(integers, argument, is_batch):
+
+            def named(value):
+                if isinstance(value, list):
+                    return list(map(named, value))
+                return str(value) if value in integers else value
+
+            values = list(map(named, values))
+        return super().encode_labels(values, texts, what, is_batch)
+
+    def _are_multi_hot(self, rows, argument):
+        """Return whether rows have 0 or 1 per label; raises UserError if they may be ids too."""
+        count, entries = len(self.labels), [entry for row in rows for entry in row]
+        are_multi_hot = all(len(row) == count and all(one in (0, 1) for one in row) for row in rows)
+        if any(isinstance(entry, bool | float) for entry in entries):
+            if not are_multi_hot:
+                raise UserError(
+                    f"{argument}: expected names, ids, or {count} values per row that are 0 or 1, "
+                    f"received rows such as {rows[0]!r:.80}"
+                )
+        # A row has no id twice, so that only the rows of two labels can be ids too.
+        elif are_multi_hot and all(len(set(row)) == count for row in rows):
+            raise UserError(
+                f"{argument}: rows such as {rows[0]} may be ids or multi-hot; pass names, or "
+                "multi-hot as booleans"
+            )
+        return are_multi_hot
+
+    def _are_names(self, integers, argument, is_batch):
+        """Return whether integers are names, not ids; raises UserError if they may be both."""
+        labels = self.labels
+        numbers = [(number, label) for number, label in enumerate(labels) if _is_integer(label)]
+        are_names = all(str(value) in labels for value in integers)
+        are_ids = all(0 <= value < len(labels) for value in integers)
+        # Other batches may hold integers that only one of the two allows.
+        are_both = is_batch or (are_names and are_ids)
+        chosen = range(len(labels)) if is_batch else integers
+        if are_both and any(number != int(label) for number, label in numbers if number in chosen):
+            raise UserError(
+                f"{argument}: integers may be ids or names of the labels {', '.join(labels):.80}; "
+                "pass names as strings"
+            )
+        return are_names and not are_ids
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int | tuple[int, ...]:
+        """Return the id of a name, or of an id; with `multi_label` of each in a list.
+
+        Lists may be padded with "" or -1.
+        """
+        if not self.multi_label:
+            return self._id_of(value)
+        values = as_list(value, "expected a list of labels") if value is not None else []
+        # Batches of datasets pad lists of different lengths, as predictions are.
+        values = [name for name in values if name not in ("", -1)]
+        ids = [name for name in values if type(name) is int]
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"labels {value!r:.80}: expected each id once")
+        return tuple(map(self._id_of, values))
+
+    def _id_of(self, value):
+        labels = self.labels
+        if type(value) is int:
+            if not 0 <= value < len(labels):
+                raise ValueError(
+                    f"label {value}: expected an id from 0 to {len(labels) - 1}, or a name"
+                )
+            return value
+        name = as_label(str(value))
+        if name not in labels:
+            raise ValueError(f"label {value!r:.80}: expected one of {', '.join(labels)}")
+        return labels.index(name)
+
+    def decode_label(self, label: Any) -> str | list[str]:
+        """Return the name of an id, or the names of several."""
+        if self.multi_label:
+            return [self.labels[number] for number in label]
+        return self.labels[label]
+
+    def names_in(self, value: str | list[str]) -> list[str]:
+        """Return the names in a label column; raises ValueError if one is empty."""
+        if isinstance(value, list):
+            names = value
+        elif self.multi_label:
+            names = value.split(BETWEEN_LABELS) if value.strip() else []
+        else:
+            names = [value]
+        names = [as_label(name) for name in names]
+        if not all(names):
+            several = f", or several separated by {BETWEEN_LABELS}" if self.multi_label else ""
+            empty = "contains an empty label" if self.multi_label else "is empty"
+            raise ValueError(f"column {self.label_column!r} {empty}; expected a label{several}")
+        return names
+
     @property
     def losses(self) -> dict[str, Loss]:
         """Cross-entropy or focal loss (Lin et al. 2017)."""
-        plain: Loss
-        focal: Callable[..., tf.Tensor]
-        if self.multi_label:
-            plain, focal = multi_label_cross_entropy, focal_multi_label_cross_entropy
-        elif self.is_binary:
-            plain, focal = sigmoid_cross_entropy, focal_sigmoid_cross_entropy
-        else:
-            plain, focal = softmax_cross_entropy, focal_softmax_cross_entropy
+        plain, focal = _LOSSES["multi_label" if self.multi_label else self.activation]
         gamma = self.focal_gamma
         return {"label": functools.partial(focal, gamma=gamma) if gamma else plain}
 
     @property
-    def soft_losses(self) -> dict[str, Callable[..., tf.Tensor]]:
+    def soft_losses(self) -> dict[str, Loss]:
         """Divergence from the teacher's probabilities."""
         is_sigmoid = self.activation == "sigmoid"
         return {"label": sigmoid_divergence if is_sigmoid else softmax_divergence}
@@ -563,13 +364,12 @@ class ClassificationTask(LabelledTextTask):
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return labels, int32 `(N,)`, multi-hot `(N, C)` with `multi_label`, and weights of 1."""
+        if not self.multi_label:
+            return super().targets(examples, windows)
         count = len(examples.labels)
-        if self.multi_label:
-            labels = np.zeros((count, len(self.labels)), np.int32)
-            for number, chosen in enumerate(examples.labels):
-                labels[number, list(chosen)] = 1
-        else:
-            labels = np.array(examples.labels, np.int32)
+        labels = np.zeros((count, len(self.labels)), np.int32)
+        for number, chosen in enumerate(examples.labels):
+            labels[number, list(chosen)] = 1
         return {"label": labels}, {"label": np.ones(count, np.float32)}
 
     @property
@@ -577,35 +377,222 @@ class ClassificationTask(LabelledTextTask):
         """Whether a batch suffices: these options need the labels of all rows."""
         return not (self.balanced_sampling or self.prior_bias)
 
-    def label_warnings(self, data: EncodedExamples) -> list[str]:
-        """Return a warning if all rows have the same label."""
-        return warnings_of_equal_labels(data.examples.labels)
-
     def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
         """Return the class weight of each example, `(N,)`, or None."""
         return np.array(self.class_weights)[examples.labels] if self.class_weights else None
 
     def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
         """Return sampling weights `(N,)`, equal in sum per class, or None."""
-        return class_imbalance.sampling_weights(examples.labels) if self.balanced_sampling else None
+        if not self.balanced_sampling:
+            return None
+        _, class_N, counts = np.unique(examples.labels, return_inverse=True, return_counts=True)
+        return 1.0 / counts[class_N]
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
-        """Return a built model."""
+        """Return the encoder with one logit for two labels, otherwise one per label."""
         units = 1 if self.is_binary else len(self.labels)
-        model = SequenceClassifier(config, units, name=self.kind, dtype=dtype)
-        model.build()
-        return model
+        return SequenceClassifier(config, units, name=self.kind, dtype=dtype)
 
     def init_head(self, model: SequenceClassifier, encoded: EncodedExamples) -> None:
         """Set the bias to the label frequencies if `prior_bias`."""
         if not self.prior_bias:
             return
         labels, count = encoded.labels["label"], len(encoded)
+        # Counts are at least half a row from their bounds, so that the logits stay finite.
         if self.activation == "sigmoid":
-            bias = class_imbalance.log_odds(np.atleast_1d(labels.sum(0)), count)
+            fractions_C = np.clip(np.atleast_1d(labels.sum(0)), 0.5, count - 0.5) / count
+            bias_C = np.log(fractions_C / (1 - fractions_C))
         else:
-            bias = class_imbalance.log_prior(np.bincount(labels, minlength=len(self.labels)), count)
-        model.head.bias.assign(bias)
+            counts_C = np.bincount(labels, minlength=len(self.labels))
+            bias_C = np.log(np.maximum(counts_C, 0.5) / count)
+        model.head.bias.assign(bias_C.astype(np.float32))
+
+    @property
+    def best_metric(self) -> str:
+        """Metric that selects the best checkpoint, PR-AUC if thresholds are tuned on that file."""
+        if self.threshold_objective:
+            return "pr_auc" if self.multi_label else f"{self._prefix}pr_auc"
+        if self.multi_label:
+            return "micro_f1"
+        # These options trade accuracy for recall of the rare classes.
+        if self.class_weights or self.balanced_sampling or self.focal_gamma:
+            return "macro_f1"
+        return GLUE[self.file_format].metrics[0] if self.file_format in GLUE else "accuracy"
+
+    def decision(self, outputs: Tensors) -> Decision:
+        """Apply temperature and thresholds to the logits `outputs["label"]`."""
+        temperature = self.temperature or 1.0
+        if self.multi_label:
+            return decide_each(outputs["label"], temperature, self.thresholds or 0.5)
+        positive = self.positive if self.is_binary or self.thresholds else None
+        threshold = self.thresholds[0] if self.thresholds else 0.5
+        return decide_one(outputs["label"], temperature, positive, threshold)
+
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return label, score and probabilities per text."""
+        decision = self.decision(outputs)
+        names_C = tf.constant(self.labels)
+        predictions = {
+            "label": tf.gather(names_C, decision.label),
+            "score": decision.score,
+            "probabilities": decision.probabilities,
+            "labels": tf.repeat(names_C[tf.newaxis], tf.shape(decision.label)[0], axis=0),
+        }
+        return {**predictions, "selected": decision.selected} if self.multi_label else predictions
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the probability margin of each decision, `(B,)`."""
+        return self.decision(outputs).margin
+
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "ClassificationTask":
+        """Return the task with temperature and thresholds fitted on dev data."""
+        labels, task = data.labels["label"], self
+        if self.calibrate:
+            temperature = fit_temperature(outputs["label"], labels, self.activation)
+            task = dataclasses.replace(task, temperature=temperature)
+        if self.threshold_objective:
+            probabilities_NC = task.decision(outputs).probabilities.numpy()
+            if self.multi_label:
+                pairs = list(zip(labels.T > 0, probabilities_NC.T, strict=True))
+            else:
+                pairs = [(labels == self.positive, probabilities_NC[:, self.positive])]
+            thresholds = tuple(
+                best_threshold(is_positive_N, scores_N, self.threshold_objective)[0]
+                for is_positive_N, scores_N in pairs
+            )
+            task = dataclasses.replace(task, thresholds=thresholds)
+        return task
+
+    def check_dev(self, examples: Examples) -> list[str]:
+        """Return one warning per label without a dev row to tune its threshold on."""
+        labels, positive = self.labels, self.positive
+        if not self.threshold_objective:
+            return []
+        if not self.multi_label:
+            if positive is not None and positive not in examples.labels:
+                raise UserError(
+                    f"--dev: the first file has no row with label {labels[positive]!r} to tune "
+                    "--threshold_objective on; choose another"
+                )
+            return []
+        found = {number for numbers in examples.labels for number in numbers}
+        missing = [label for number, label in enumerate(labels) if number not in found]
+        if not found:
+            raise UserError("--dev: no labels in the first file to tune on; choose another")
+        return [f"no row has label {label!r}: it will never be predicted" for label in missing]
+
+    def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
+        """Return a warning if dev data cannot determine the temperature."""
+        if not self.calibrate:
+            return []
+        labels = data.labels["label"]
+        bound = bound_of_temperature(outputs["label"], labels, self.activation)
+        if bound is None:
+            return []
+        reason = "too few errors" if bound == MIN_TEMPERATURE else "labels unrelated to the logits"
+        return [f"--calibrate: file with {reason} (optimum beyond {bound:g}); using temperature 1"]
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return the metrics of tasks.metrics.classification, by name."""
+        labels, decision = data.labels["label"], self.decision(outputs)
+        probabilities_NC = decision.probabilities.numpy()
+        if decision.selected is not None:
+            selected_NC = decision.selected.numpy()
+            metrics = classification.multi_label_metrics(
+                labels, selected_NC, probabilities_NC, self.labels
+            )
+            if self.threshold_objective:
+                name, _ = parse_objective(self.threshold_objective)
+                table = classification.multi_label_table(labels, selected_NC, self.labels)
+                of_objective = table["per_label"][name]
+                metrics |= dict(zip(self._objective_metrics(), of_objective, strict=True))
+            return metrics
+        predictions_N = decision.label.numpy()
+        metrics = classification.single_label_metrics(
+            labels, predictions_N, probabilities_NC, self.labels
+        )
+        if self.positive is not None:
+            of_positive = classification.positive_class_metrics(
+                labels == self.positive,
+                predictions_N == self.positive,
+                probabilities_NC[:, self.positive],
+            )
+            metrics |= {f"{self._prefix}{name}": value for name, value in of_positive.items()}
+        return metrics
+
+    def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Any]:
+        """Return per-label metrics and the confusion matrix."""
+        labels, decision = data.labels["label"], self.decision(outputs)
+        if decision.selected is not None:
+            return classification.multi_label_table(labels, decision.selected.numpy(), self.labels)
+        return classification.single_label_table(
+            labels, decision.label.numpy(), decision.probabilities.numpy(), self.labels
+        )
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return confusion matrix, reliability diagram, and precision and recall."""
+        labels, decision = data.labels["label"], self.decision(outputs)
+        probabilities_NC = decision.probabilities.numpy()
+        if decision.selected is not None:
+            confidence_N = np.maximum(probabilities_NC, 1 - probabilities_NC).ravel()
+            is_correct_N = ((probabilities_NC >= 0.5) == labels).ravel()
+        else:
+            confidence_N = probabilities_NC.max(1)
+            is_correct_N = probabilities_NC.argmax(1) == labels
+        plots: dict[str, Plot] = {
+            "reliability": lambda axes: draw_reliability(axes, confidence_N, is_correct_N)
+        }
+        if decision.selected is not None:
+            return plots
+        if len(self.labels) <= MAX_LABELS:
+            counts_CC = np.array(self.report(data, outputs)["confusion_matrix"])
+            plots["confusion_matrix"] = lambda axes: draw_confusion_matrix(
+                axes, self.labels, counts_CC
+            )
+        positive = self.positive
+        if positive is not None:
+            plots["precision_recall"] = lambda axes: draw_precision_recall(
+                axes,
+                self.labels[positive],
+                labels == positive,
+                probabilities_NC[:, positive],
+                self.thresholds[0] if self.thresholds else None,
+            )
+        return plots
+
+    def warning(self, metrics: Mapping[str, float]) -> str | None:
+        """Return a warning if all predictions are equal or the objective is missed."""
+        warnings = []
+        if metrics["degenerate"]:
+            remedy = "--class_weights=balanced"
+            if self.multi_label:
+                remedy = "--focal_gamma or --threshold_objective"
+            warnings.append(
+                f"every row has the same predicted label{'s' * self.multi_label}; "
+                f"more --epochs, another --learning_rate or --seed, or {remedy} may help"
+            )
+        if self.threshold_objective and self.thresholds:
+            _, expected = parse_objective(self.threshold_objective)
+            missed = [
+                f"{metric} is {metrics[metric]:.4f}"
+                for metric in self._objective_metrics()
+                if metrics[metric] < (expected or 0.0) or not metrics[metric]
+            ]
+            if missed:
+                names = ", ".join(missed)
+                warnings.append(f"--threshold_objective={self.threshold_objective} missed: {names}")
+        return "; ".join(warnings) or None
+
+    @property
+    def _prefix(self):
+        return "" if self.is_binary else "rare_"
+
+    def _objective_metrics(self):
+        """Return the name of the objective's metric for each threshold."""
+        name, _ = parse_objective(self.threshold_objective)
+        if self.multi_label:
+            return [f"{name}_{label}" for label in self.labels]
+        return [f"{self._prefix}{name}"]
 
 
 def _is_integer(label):

@@ -30,17 +30,10 @@ def best_spans(
 ) -> dict[str, tf.Tensor]:
     """Return the n-best answer spans of each example.
 
-    The logit of a span is the sum of its start and end logits. A valid span starts where
-    `windows.is_max_context` is true and ends in the same window. Spans whose texts differ only in
-    case and surrounding whitespace are merged; the best logit is kept.
-
-    Args:
-        start_logits: float32 `(W, L)`; values after the end of a window are ignored.
-        end_logits: float32 `(W, L)`, likewise.
-        windows: Windows with character offsets.
-        contexts: string `(B,)`, the texts that the offsets refer to.
-        n_best: Number of spans per example.
-        max_answer_length: Maximum length of a span in tokens.
+    The logit of a span is the sum of its start and end logits, float32 `(W, L)`, of which values
+    after the end of a window are ignored. A valid span starts where `windows.is_max_context` is
+    true, ends in the same window and has at most `max_answer_length` tokens. Spans whose texts
+    differ only in case and surrounding whitespace are merged; the best logit is kept.
 
     Returns:
         Dict of `text` string, `start` and `end` int32, `logit` float32, each `(B, n_best)`, best
@@ -73,12 +66,10 @@ def best_spans(
 def select_answer(
     best: Mapping[str, tf.Tensor], null_threshold: float | None = None
 ) -> dict[str, tf.Tensor]:
-    """Select the best span or no answer.
+    """Select the best span of `best_spans` or no answer.
 
-    Args:
-        best: Result of `best_spans`.
-        null_threshold: Largest no_answer_score with which the best span is returned; None for a
-            model that always answers (SQuAD 1.1).
+    The best span is returned with a no_answer_score up to `null_threshold`; always, if that is None
+    (SQuAD 1.1).
 
     Returns:
         Dict of `answer` string, `start` and `end` int32, `score` and `no_answer_score` float32,
@@ -114,18 +105,11 @@ def select_answer(
 
 
 class _Spans(NamedTuple):
-    """Candidate spans, the best first, `(W, K)` or `(B, K)`.
+    """Candidate spans, best first, `(W, K)` or `(B, K)`; tokens are indices into all windows."""
 
-    Attributes:
-        logit: float32, NO_SPAN for a missing span.
-        first: int32, first token, as an index into the flat tokens of all windows; 0 for a missing
-            span.
-        last: int32, last token, likewise.
-    """
-
-    logit: tf.Tensor
-    first: tf.Tensor
-    last: tf.Tensor
+    logit: tf.Tensor  # float32, NO_SPAN for a missing span.
+    first: tf.Tensor  # int32, the first token; 0 for a missing span.
+    last: tf.Tensor  # int32, the last token, likewise.
 
 
 def _spans_of_windows(start_WL, end_WL, windows, num_spans, max_answer_length):

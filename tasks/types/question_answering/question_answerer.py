@@ -10,7 +10,7 @@ window.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import keras
@@ -20,12 +20,11 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import half_softmax_cross_entropy, half_softmax_divergence
 from tasks.base.decisions import top2_gap
-from tasks.base.plots import Bars, Plot
-from tasks.base.task import OutputSpec, Postprocessor, Reader, Task, described
+from tasks.base.plots import Plot, draw_bars
+from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list
 from tasks.data.readers.rows import FileRows, Source, raise_bad_rows
@@ -41,48 +40,18 @@ N_BEST = 20  # Candidate answers in a served prediction, as in google-research/b
 QUESTIONS_PER_BATCH = 256  # Bounds the memory of the spans in an evaluation.
 
 
-class QuestionReader(Reader["QuestionAnsweringTask"]):
-    """Reader of questions; a label is a tuple of answers (text, start)."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuestionAnsweringTask(Task):
+    """Extractive question answering; a label is a tuple of answers (text, start), () for none."""
 
-    @property
-    def has_lists_of_labels(self) -> bool:
-        """Whether the label of a row is a list."""
-        return True
+    doc_stride: int = described("tokens between the starts of the windows of a longer text", 128)
+    max_query_length: int = described("maximum tokens of a question; the rest is removed", 64)
+    max_answer_length: int = described("maximum tokens of an answer", 30)
+    may_be_impossible: bool = described("whether a question may have no answer", False)
+    # Until it is tuned, the threshold is 0, as in google-research/bert.
+    null_threshold: float | None = described("no-answer score above which there is no answer", None)
 
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-        """Return answers, given as dicts or pairs of text and start; [] is no answer.
-
-        They may also be one dict of lists, as in Hugging Face datasets.
-        """
-        answers = []
-        value = listed_answers(value) if isinstance(value, Mapping) else as_list(value, "answers")
-        for answer in value:
-            if isinstance(answer, Mapping):
-                answer = (answer.get("text"), answer.get("start", answer.get("answer_start")))
-            is_pair = isinstance(answer, list | tuple) and len(answer) == 2
-            text, start = answer if is_pair else (None, None)
-            if not isinstance(text, str) or not text or type(start) is not int:
-                raise ValueError(
-                    f'answer {answer!r:.80}: expected {{"text": string, "start": integer}}'
-                )
-            answers.append((text, start))
-        if not answers and not self.task.may_be_impossible:
-            raise ValueError("expected an answer, received none; set may_be_impossible=True")
-        return tuple(answers)
-
-    def label_of(self, label: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-        """Return the answers; raises ValueError if there is none and the task does not allow it."""
-        if not label and not self.task.may_be_impossible:
-            raise ValueError(
-                "expected an answer, since this task has one per question; for questions without "
-                "an answer train with --task=squad2"
-            )
-        return label
-
-
-class SpanPostprocessor(Postprocessor["QuestionAnsweringTask"]):
-    """Postprocessor of a start and an end logit per token."""
-
+    kind = "span_qa"
     description = "Extracts the answer to a question from a context that may contain it."
     outputs = {
         "answer": OutputSpec('answer; "" if there is none'),
@@ -103,117 +72,7 @@ class SpanPostprocessor(Postprocessor["QuestionAnsweringTask"]):
         ),
         "nbest_score": OutputSpec("scores of the best answers"),
     }
-
     best_metric = "f1"
-
-    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return exact match and F1, from 0 to 1, of evaluate-v1.1 or evaluate-v2.0.
-
-        Version 2.0 is used if questions may have no answer. It adds the metrics of questions with
-        and without an answer, `best_f1` with the best threshold for this data
-        (`best_null_threshold`) and, if a threshold is tuned, the metrics with the threshold 0
-        (`exact_match_at_0`, `f1_at_0`).
-        """
-        golds, best = _golds(data.examples), self._best(data, outputs)
-        if not self.task.may_be_impossible:
-            return squad_scores(_texts(select_answer(best)["answer"]), golds, version=1)
-
-        def scores(threshold):
-            return squad_scores(_texts(select_answer(best, threshold)["answer"]), golds, version=2)
-
-        result = scores(self._threshold)
-        threshold, of_best = _tuned_threshold(best, golds)
-        result |= {"best_f1": of_best["f1"], "best_null_threshold": threshold}
-        if self.task.null_threshold is not None:
-            released = scores(RELEASED_THRESHOLD)
-            result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
-        return result
-
-    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
-        """Return exact match and F1 by the length of the answer."""
-        answers = _texts(select_answer(self._best(data, outputs), self._threshold)["answer"])
-        scores = scores_by_length(answers, _golds(data.examples))
-        names = ("exact_match", "f1")
-        return {"answers": Bars([*scores], {n: [of[n] for of in scores.values()] for n in names})}
-
-    def tune(self, data: EncodedExamples, outputs: Arrays) -> "QuestionAnsweringTask":
-        """Return the task with the no-answer threshold of the best F1 on this data."""
-        if not self.task.may_be_impossible:
-            return self.task
-        threshold, _ = _tuned_threshold(self._best(data, outputs), _golds(data.examples))
-        return dataclasses.replace(self.task, null_threshold=threshold)
-
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Select the answer and the N_BEST candidates per question (`select_answer`)."""
-        best = self._best_spans(outputs, windows, texts["context"], N_BEST)
-        return select_answer(best, self._threshold)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the probability by which the answer leads the second best one, float32 `(N,)`."""
-        # The zero column lets a single candidate have a margin.
-        margin_N = top2_gap(tf.pad(predictions["nbest_score"], [[0, 0], [0, 1]]))
-        if not self.task.may_be_impossible:
-            return margin_N
-        # The margin between no answer and the best span: sigmoid(x) - sigmoid(-x) = tanh(x / 2) of
-        # the score's distance to the threshold.
-        is_none_N = tf.tanh((predictions["no_answer_score"] - self._threshold) / 2)
-        return tf.where(is_none_N > 0, is_none_N, tf.minimum(margin_N, -is_none_N))
-
-    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Remove the candidates that are padding, whose start is -1."""
-        count = sum(start >= 0 for start in row["nbest_start"])
-        return {
-            name: value[:count] if isinstance(value, list) else value for name, value in row.items()
-        }
-
-    @property
-    def _threshold(self):
-        if self.task.may_be_impossible and self.task.null_threshold is None:
-            return RELEASED_THRESHOLD
-        return self.task.null_threshold
-
-    def _best_spans(self, outputs, windows, contexts, n_best):
-        return best_spans(
-            outputs["start"], outputs["end"], windows, contexts, n_best, self.task.max_answer_length
-        )
-
-    def _best(self, data, outputs):
-        """Return the best span per question of a dataset, as `best_spans` with n_best=1."""
-        parts, first = [], 0
-        # Windows are ordered by example, so a slice of examples is a slice of windows.
-        for texts in data.examples.slices(QUESTIONS_PER_BATCH):
-            last = first + len(texts["context"])
-            windows, rows = data.windows.of_examples(first, last)
-            of_slice = {name: tf.constant(values[rows]) for name, values in outputs.items()}
-            parts.append(self._best_spans(of_slice, windows, texts["context"], n_best=1))
-            first = last
-        return {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class QuestionAnsweringTask(Task):
-    """Extractive question answering; a label is a tuple of answers (text, start).
-
-    Attributes:
-        doc_stride: Tokens between the starts of two windows.
-        max_query_length: Maximum tokens per question.
-        max_answer_length: Maximum tokens per answer.
-        may_be_impossible: Whether questions may have no answer; their label is ().
-        null_threshold: No-answer scores above it mean "no answer". `None` until tuned; then the
-            threshold is 0, as in google-research/bert.
-    """
-
-    doc_stride: int = described("tokens between the starts of the windows of a longer text", 128)
-    max_query_length: int = described("maximum tokens of a question; the rest is removed", 64)
-    max_answer_length: int = described("maximum tokens of an answer", 30)
-    may_be_impossible: bool = described("whether a question may have no answer", False)
-    null_threshold: float | None = described("no-answer score above which there is no answer", None)
-
-    kind = "span_qa"
-    reader_class = QuestionReader
-    postprocessor_class = SpanPostprocessor
     input_descriptions = {
         "question": "question",
         "context": "text that may contain the answer, of any length",
@@ -221,6 +80,7 @@ class QuestionAnsweringTask(Task):
     input_names = ("question", "context")
     losses = {"start": half_softmax_cross_entropy, "end": half_softmax_cross_entropy}
     soft_losses = {"start": half_softmax_divergence, "end": half_softmax_divergence}
+    has_lists_of_labels = True
     has_windows = True
     accuracies = ("start", "end")
     needs_offsets = True
@@ -231,16 +91,10 @@ class QuestionAnsweringTask(Task):
     def from_data(
         cls, data: Source | FileRows, *, may_be_impossible: bool | None = None, **options: Any
     ) -> Self:
-        """Create the task from a training file.
-
-        Args:
-            data: Training file, or its rows.
-            may_be_impossible: Whether questions may have no answer; `None` reads it off the file.
-            **options: Other fields of the task.
-        """
+        """Create the task; whether questions may have no answer is read off the file if `None`."""
         task = cls(may_be_impossible=bool(may_be_impossible), **options)
         if may_be_impossible is None:
-            questions = raise_bad_rows(task.reader.iter_rows(data, labelled=True))
+            questions = raise_bad_rows(task.iter_rows(data, labelled=True))
             task = dataclasses.replace(
                 task, may_be_impossible=any(not question.label for question in questions)
             )
@@ -260,9 +114,39 @@ class QuestionAnsweringTask(Task):
         """The no-answer threshold, if questions may have no answer."""
         return ("null_threshold",) if self.may_be_impossible else ()
 
-    def description(self) -> str:
+    def summary(self) -> str:
         """Return whether questions may have no answer, for the log."""
         return "; a question may have no answer" if self.may_be_impossible else ""
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+        """Return answers, given as dicts or pairs of text and start; [] is no answer.
+
+        They may also be one dict of lists, as in Hugging Face datasets.
+        """
+        answers = []
+        value = listed_answers(value) if isinstance(value, Mapping) else as_list(value, "answers")
+        for answer in value:
+            if isinstance(answer, Mapping):
+                answer = (answer.get("text"), answer.get("start", answer.get("answer_start")))
+            is_pair = isinstance(answer, list | tuple) and len(answer) == 2
+            text, start = answer if is_pair else (None, None)
+            if not isinstance(text, str) or not text or type(start) is not int:
+                raise ValueError(
+                    f'answer {answer!r:.80}: expected {{"text": string, "start": integer}}'
+                )
+            answers.append((text, start))
+        if not answers and not self.may_be_impossible:
+            raise ValueError("expected an answer, received none; set may_be_impossible=True")
+        return tuple(answers)
+
+    def label_of(self, label: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+        """Return the answers; raises ValueError if there is none and the task does not allow it."""
+        if not label and not self.may_be_impossible:
+            raise ValueError(
+                "expected an answer, since this task has one per question; for questions without "
+                "an answer train with --task=squad2"
+            )
+        return label
 
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the questions without an answer, or whose first answer is at its offset.
@@ -278,9 +162,7 @@ class QuestionAnsweringTask(Task):
             )
         return kept
 
-    def encode(
-        self, texts: Tensors, tokenize: Callable[[tf.Tensor], Tokens], vocabulary: Vocabulary
-    ) -> Windows:
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize questions and contexts into overlapping windows."""
         return pack_windows(
             tokenize_ends(tokenize, texts["question"], self.max_query_length),
@@ -292,13 +174,10 @@ class QuestionAnsweringTask(Task):
         )
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
-        """Return the position per window of the first answer's first and last token.
+        """Return the position per window of the first answer's first and last token, int32 `(W,)`.
 
         The tokens of an answer are those that contain at least one character of it. A window
-        without the complete answer has position 0, [CLS].
-
-        Returns:
-            Labels {"start", "end"}: int32 `(W,)`; weights: float32 `(W,)` of ones.
+        without the complete answer has position 0, [CLS]. Weights are ones.
         """
         # A question without a usable answer gets the span (0, 0), which contains no character.
         start_N, end_N = np.array([span or (0, 0) for span in _spans(examples)], np.int32).T
@@ -347,10 +226,89 @@ class QuestionAnsweringTask(Task):
         ]
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> SpanModel:
-        """Build the encoder with a span head."""
-        model = SpanModel(config, name=self.kind, dtype=dtype)
-        model.build()
-        return model
+        """Return the encoder with a span head."""
+        return SpanModel(config, name=self.kind, dtype=dtype)
+
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Select the answer and the N_BEST candidates per question (`select_answer`)."""
+        best = self._best_spans(outputs, windows, texts["context"], N_BEST)
+        return select_answer(best, self._threshold)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the probability by which the answer leads the second best one, float32 `(N,)`."""
+        # The zero column lets a single candidate have a margin.
+        margin_N = top2_gap(tf.pad(predictions["nbest_score"], [[0, 0], [0, 1]]))
+        if not self.may_be_impossible:
+            return margin_N
+        # The margin between no answer and the best span: sigmoid(x) - sigmoid(-x) = tanh(x / 2) of
+        # the score's distance to the threshold.
+        is_none_N = tf.tanh((predictions["no_answer_score"] - self._threshold) / 2)
+        return tf.where(is_none_N > 0, is_none_N, tf.minimum(margin_N, -is_none_N))
+
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Remove the candidates that are padding, whose start is -1."""
+        return cut_lists(row, sum(start >= 0 for start in row["nbest_start"]))
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return exact match and F1, from 0 to 1, of evaluate-v1.1 or evaluate-v2.0.
+
+        Version 2.0 is used if questions may have no answer. It adds the metrics of questions with
+        and without an answer, `best_f1` with the best threshold for this data
+        (`best_null_threshold`) and, if a threshold is tuned, the metrics with the threshold 0
+        (`exact_match_at_0`, `f1_at_0`).
+        """
+        golds, best = _golds(data.examples), self._best(data, outputs)
+        if not self.may_be_impossible:
+            return squad_scores(_texts(select_answer(best)["answer"]), golds, version=1)
+
+        def scores(threshold):
+            return squad_scores(_texts(select_answer(best, threshold)["answer"]), golds, version=2)
+
+        result = scores(self._threshold)
+        threshold, of_best = _tuned_threshold(best, golds)
+        result |= {"best_f1": of_best["f1"], "best_null_threshold": threshold}
+        if self.null_threshold is not None:
+            released = scores(RELEASED_THRESHOLD)
+            result |= {f"{name}_at_0": released[name] for name in ("exact_match", "f1")}
+        return result
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return exact match and F1 by the length of the answer."""
+        answers = _texts(select_answer(self._best(data, outputs), self._threshold)["answer"])
+        scores = scores_by_length(answers, _golds(data.examples))
+        names = ("exact_match", "f1")
+        values = {name: [of_group[name] for of_group in scores.values()] for name in names}
+        return {"answers": lambda axes: draw_bars(axes, [*scores], values)}
+
+    def tune(self, data: EncodedExamples, outputs: Arrays) -> "QuestionAnsweringTask":
+        """Return the task with the no-answer threshold of the best F1 on this data."""
+        if not self.may_be_impossible:
+            return self
+        threshold, _ = _tuned_threshold(self._best(data, outputs), _golds(data.examples))
+        return dataclasses.replace(self, null_threshold=threshold)
+
+    @property
+    def _threshold(self):
+        if self.may_be_impossible and self.null_threshold is None:
+            return RELEASED_THRESHOLD
+        return self.null_threshold
+
+    def _best_spans(self, outputs, windows, contexts, n_best):
+        return best_spans(
+            outputs["start"], outputs["end"], windows, contexts, n_best, self.max_answer_length
+        )
+
+    def _best(self, data, outputs):
+        """Return the best span per question of a dataset, as `best_spans` with n_best=1."""
+        parts, first = [], 0
+        # Windows are ordered by example, so a slice of examples is a slice of windows.
+        for texts in data.examples.slices(QUESTIONS_PER_BATCH):
+            last = first + len(texts["context"])
+            windows, rows = data.windows.of_examples(first, last)
+            of_slice = {name: tf.constant(values[rows]) for name, values in outputs.items()}
+            parts.append(self._best_spans(of_slice, windows, texts["context"], n_best=1))
+            first = last
+        return {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
 
 
 def _spans(examples):

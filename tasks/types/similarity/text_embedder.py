@@ -18,7 +18,7 @@ from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import BatchLoss
-from tasks.base.task import OutputSpec, Postprocessor, Reader, described
+from tasks.base.task import OutputSpec, described
 from tasks.base.task_types import row_reader
 from tasks.base.text_task import TextTask
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
@@ -40,111 +40,6 @@ from tasks.types.similarity.losses import LOSSES, NO_TEXT, SCORED, embedding_los
 from tasks.types.similarity.ranks import ranks_of_positives
 
 
-class SimilarityReader(Reader["SimilarityTask"]):
-    """Reader of texts, and of labelled rows of several texts."""
-
-    def labelled_columns(self, x: Any) -> dict[str, list]:
-        """Return the texts of each row as a list: anchor, positive, negatives; or one text.
-
-        Args:
-            x: A tuple of anchors, positives and optionally negatives, texts or lists of them; a
-                dict or DataFrame with the columns anchor, positive and negative or negatives, or
-                text_a and text_b; or texts of classes.
-
-        Raises:
-            UserError: If x has other columns, or an entry is no string.
-        """
-        names = PAIR_COLUMNS
-        if isinstance(x, tuple):
-            x = dict(zip(("anchor", "positive", "negatives"), x, strict=False))
-        there = x if isinstance(x, Mapping) else getattr(x, "columns", ())
-        if "text_a" in there:
-            names = ("text_a", "text_b")
-        if "anchor" not in there and "text_a" not in there:
-            texts = x["text"] if "text" in there else x
-            rows = [[row] if isinstance(row, str) else row for row in as_list(texts, "text")]
-            return columns_of({"text": rows}, ("text",), ("text",))
-        columns = columns_of(x, names)
-        rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        for name in NEGATIVE_COLUMNS:
-            if name in there:
-                lists = [[row] if isinstance(row, str) else row for row in as_list(x[name], name)]
-                negatives = columns_of({name: lists}, (name,), (name,))[name]
-                if len(negatives) != len(rows):
-                    raise UserError(
-                        f"x: expected {len(rows)} of {name}, one per row, received {len(negatives)}"
-                    )
-                rows = [[*row, *more] for row, more in zip(rows, negatives, strict=True)]
-        return {"text": rows}
-
-    def default_labels(self, count: int) -> list:
-        """Return no labels, for pairs of an anchor and its positive."""
-        return [None] * count
-
-    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
-        """Return a score as a float, a class as a string, or None for a pair without a score."""
-        num_texts = len(texts["text"])
-        if self.task.is_scored:
-            if num_texts != 2 or isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(
-                    f"expected two texts and a number with loss={self.task.loss!r}, received "
-                    f"{num_texts} and {value!r:.80}"
-                )
-            if not math.isfinite(value):
-                raise ValueError(f"expected a finite number, received {value}")
-            return float(value)
-        if num_texts == 1 and value is None:
-            raise ValueError("expected a class per text, or pairs of texts, received texts alone")
-        if num_texts > 1 and value is not None:
-            raise ValueError(
-                f"expected no label for a pair with loss={self.task.loss!r}, received {value!r:.80}"
-            )
-        return value if value is None else str(value)
-
-    def label_of(self, label: Any) -> Any:
-        """Return the score or class of a row of a file, see `encode_label`."""
-        if not self.task.is_scored or label is None:
-            return label
-        try:
-            score = float(label)
-        except ValueError:
-            score = math.nan
-        if not math.isfinite(score):
-            raise ValueError(f"expected a number as the score, received {label!r:.80}")
-        return score
-
-
-class SimilarityPostprocessor(Postprocessor["SimilarityTask"]):
-    """Postprocessor of vectors, which are returned as they are."""
-
-    description = "Returns a vector for a text or for a pair of texts."
-    outputs = {"embedding": OutputSpec("vector of the text or pair", is_vector=True)}
-
-    @property
-    def best_metric(self) -> str:
-        """Spearman's correlation of scored pairs, otherwise the mean reciprocal rank."""
-        return "spearman" if self.task.is_scored else "mrr@10"
-
-    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return correlations of scored pairs; otherwise how well texts find their positives."""
-        labels, vectors = data.labels["embedding"], outputs["embedding"]
-        if not self.task.is_scored:
-            return ranks_of_positives(labels, vectors, self.task.similarity)
-        compare = SIMILARITIES[self.task.similarity]
-        scores = compare(tf.constant(vectors[:, 0]), tf.constant(vectors[:, 1])).numpy()
-        return {"spearman": spearman(labels, scores), "pearson": pearson(labels, scores)}
-
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the vectors, float32 `(N, D)`."""
-        return dict(outputs)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return infinity, since nothing is decided."""
-        return tf.fill(tf.shape(predictions["embedding"])[:1], float("inf"))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimilarityTask(TextTask):
     """One vector per text, or per pair of texts.
@@ -161,14 +56,14 @@ class SimilarityTask(TextTask):
         loss: One of LOSSES.
         temperature: Divisor of cosines in the losses "contrastive" and "cosent".
         symmetric: Whether the contrastive loss also looks for the anchor of each positive.
-        margin: Difference of distances in the loss "triplet".
+        triplet_margin: Difference of distances in the loss "triplet".
         matryoshka_dims: Sizes of the prefixes of vectors that are trained to be vectors themselves.
         negatives_column: Column of hard negatives; found by its name if `None`.
     """
 
     kind = "similarity"
-    reader_class = SimilarityReader
-    postprocessor_class = SimilarityPostprocessor
+    description = "Returns a vector for a text or for a pair of texts."
+    outputs = {"embedding": OutputSpec("vector of the text or pair", is_vector=True)}
 
     layers: str = described("encoder layers that the vectors are taken from", "last")
     pooling: str = described("vector of a text from those of its tokens", "mean")
@@ -181,7 +76,7 @@ class SimilarityTask(TextTask):
     loss: str = "contrastive"
     temperature: float = 0.05
     symmetric: bool = False
-    margin: float = 5.0
+    triplet_margin: float = 5.0
     matryoshka_dims: tuple[int, ...] = ()
     negatives_column: str | None = None
 
@@ -248,11 +143,91 @@ class SimilarityTask(TextTask):
         return self.loss in SCORED
 
     @property
+    def best_metric(self) -> str:
+        """Spearman's correlation of scored pairs, otherwise the mean reciprocal rank."""
+        return "spearman" if self.is_scored else "mrr@10"
+
+    @property
     def losses(self) -> Mapping[str, BatchLoss]:
         """The loss of the embeddings of a row."""
-        options = {"loss": self.loss, "temperature": self.temperature, "margin": self.margin}
-        options |= {"symmetric": self.symmetric, "sizes": self.matryoshka_dims}
+        options = {
+            "loss": self.loss,
+            "temperature": self.temperature,
+            "margin": self.triplet_margin,
+        }
+        options |= {"symmetric": self.symmetric, "margin": self.triplet_margin}
+        options |= {"sizes": self.matryoshka_dims}
         return {"embedding": BatchLoss(embedding_loss, **options)}
+
+    def labelled_columns(self, x: Any) -> dict[str, list]:
+        """Return the texts of each row as a list: anchor, positive, negatives; or one text.
+
+        Args:
+            x: A tuple of anchors, positives and optionally negatives, texts or lists of them; a
+                dict or DataFrame with the columns anchor, positive and negative or negatives, or
+                text_a and text_b; or texts of classes.
+
+        Raises:
+            UserError: If x has other columns, or an entry is no string.
+        """
+        names = PAIR_COLUMNS
+        if isinstance(x, tuple):
+            x = dict(zip(("anchor", "positive", "negatives"), x, strict=False))
+        there = x if isinstance(x, Mapping) else getattr(x, "columns", ())
+        if "text_a" in there:
+            names = ("text_a", "text_b")
+        if "anchor" not in there and "text_a" not in there:
+            texts = x["text"] if "text" in there else x
+            rows = [[row] if isinstance(row, str) else row for row in as_list(texts, "text")]
+            return columns_of({"text": rows}, ("text",), ("text",))
+        columns = columns_of(x, names)
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        for name in NEGATIVE_COLUMNS:
+            if name in there:
+                lists = [[row] if isinstance(row, str) else row for row in as_list(x[name], name)]
+                negatives = columns_of({name: lists}, (name,), (name,))[name]
+                if len(negatives) != len(rows):
+                    raise UserError(
+                        f"x: expected {len(rows)} of {name}, one per row, received {len(negatives)}"
+                    )
+                rows = [[*row, *more] for row, more in zip(rows, negatives, strict=True)]
+        return {"text": rows}
+
+    def default_labels(self, count: int) -> list:
+        """Return no labels, for pairs of an anchor and its positive."""
+        return [None] * count
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
+        """Return a score as a float, a class as a string, or None for a pair without a score."""
+        num_texts = len(texts["text"])
+        if self.is_scored:
+            if num_texts != 2 or isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(
+                    f"expected two texts and a number with loss={self.loss!r}, received "
+                    f"{num_texts} and {value!r:.80}"
+                )
+            if not math.isfinite(value):
+                raise ValueError(f"expected a finite number, received {value}")
+            return float(value)
+        if num_texts == 1 and value is None:
+            raise ValueError("expected a class per text, or pairs of texts, received texts alone")
+        if num_texts > 1 and value is not None:
+            raise ValueError(
+                f"expected no label for a pair with loss={self.loss!r}, received {value!r:.80}"
+            )
+        return value if value is None else str(value)
+
+    def label_of(self, label: Any) -> Any:
+        """Return the score or class of a row of a file, see `encode_label`."""
+        if not self.is_scored or label is None:
+            return label
+        try:
+            score = float(label)
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise ValueError(f"expected a number as the score, received {label!r:.80}")
+        return score
 
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the examples; a text of a class is paired with another one of its class."""
@@ -376,6 +351,25 @@ class SimilarityTask(TextTask):
             )
         return model
 
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return correlations of scored pairs; otherwise how well texts find their positives."""
+        labels, vectors = data.labels["embedding"], outputs["embedding"]
+        if not self.is_scored:
+            return ranks_of_positives(labels, vectors, self.similarity)
+        compare = SIMILARITIES[self.similarity]
+        scores = compare(tf.constant(vectors[:, 0]), tf.constant(vectors[:, 1])).numpy()
+        return {"spearman": spearman(labels, scores), "pearson": pearson(labels, scores)}
+
+    def predictions(
+        self, texts: Tensors, windows: Windows, outputs: Tensors
+    ) -> dict[str, tf.Tensor]:
+        """Return the vectors, float32 `(N, D)`."""
+        return dict(outputs)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return infinity, since nothing is decided."""
+        return tf.fill(tf.shape(predictions["embedding"])[:1], float("inf"))
+
 
 def _integers(name, values):
     """Return the values of a flag as integers."""
@@ -410,7 +404,7 @@ class TextEmbedder(TaskModel):
             the order or the values of scores.
         temperature: Divisor of cosines in "contrastive" and "cosent".
         symmetric: Whether "contrastive" also finds the anchor of each positive.
-        margin: Difference of distances in "triplet".
+        triplet_margin: Difference of distances in "triplet".
         matryoshka_dims: Sizes of prefixes of the vectors that are trained to be vectors themselves.
         pairs: Whether a row is a pair of texts.
         truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
@@ -421,7 +415,7 @@ class TextEmbedder(TaskModel):
     options = (
         *("layers", "pooling", "dense_units", "dense_activations", "normalize"),
         *("prompts", "default_prompt", "similarity", "pairs", "truncation"),
-        *("loss", "temperature", "symmetric", "margin", "matryoshka_dims"),
+        *("loss", "temperature", "symmetric", "triplet_margin", "matryoshka_dims"),
     )
 
     @property
@@ -480,7 +474,7 @@ class TextEmbedder(TaskModel):
             Per row L tokens, and float32 `(L, D)`.
         """
         entries, rows = self.vocabulary.entries, []
-        for texts in Examples(self.task.reader.columns(x), []).slices(batch_size):
+        for texts in Examples(self.task.columns(x), []).slices(batch_size):
             packed = self.serving.pipeline.encode(**texts).packed
             vectors_BLD = self._token_vectors(to_padded(packed, self.vocabulary)).numpy()
             for ids, vectors_LD in zip(packed.input_ids.to_list(), vectors_BLD, strict=True):

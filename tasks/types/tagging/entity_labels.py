@@ -79,9 +79,11 @@ class BioLabels:
         self.begin_Y = np.array([ids[f"B-{name}"] for name in self.types], np.int32)
 
     @classmethod
-    def of_types(cls, types: Iterable[str]) -> "BioLabels":
-        """Create O, then B- and I- of each type, in the order of `types`."""
-        return cls(("O", *(f"{prefix}-{name}" for name in types for prefix in "BI")))
+    def of_names(cls, names: Sequence[str], location: str = "labels") -> "BioLabels":
+        """Create the labels of entity types in their order; with O they are complete BIO labels."""
+        if "O" in names:
+            return cls(names, location)
+        return cls(("O", *(f"{prefix}-{name}" for name in names for prefix in "BI")))
 
 
 class JoinedWords(NamedTuple):
@@ -112,26 +114,6 @@ class TokenLabels(NamedTuple):
     firsts: np.ndarray
     splits: np.ndarray
 
-    @property
-    def num_without_token(self) -> int:
-        """Number of words without a token."""
-        return int(np.sum(self.firsts < 0))
-
-
-class SpanLabels(NamedTuple):
-    """Labels from character spans, and counts of entities that were changed.
-
-    Attributes:
-        tokens: The labels.
-        num_widened: Entities that started or ended inside a basic token and were extended to it.
-        num_lost: Entities without a basic token of their own: only spaces, or part of a basic token
-            of another entity.
-    """
-
-    tokens: TokenLabels
-    num_widened: int
-    num_lost: int
-
 
 def first_pieces(vocabulary: "Vocabulary") -> np.ndarray:
     """Return bool `(V,)`, whether an entry begins a basic token, that is, has no "##"."""
@@ -155,17 +137,10 @@ def label_words(
     label_ids_N: np.ndarray,
     is_first_T: np.ndarray,
 ) -> TokenLabels:
-    """Label tokens by the words of a column file.
+    """Label the tokens of `words.texts` by the words of a column file.
 
     "U.S." with B-LOC becomes U B-LOC, "." I-LOC, S I-LOC, "." I-LOC; with O, it becomes U O and no
-    label for the rest.
-
-    Args:
-        bio: The task's labels.
-        words: The joined words.
-        tokens: Tokens of `words.texts`, with offsets.
-        label_ids_N: int, label id of each word.
-        is_first_T: bool, whether a token is the first wordpiece of a basic token.
+    label for the rest. `is_first_T` marks the first wordpieces of basic tokens.
     """
     basic = np.flatnonzero(is_first_T)
     word_of_basic = _words_of_basic_tokens(words, tokens, basic)
@@ -187,7 +162,7 @@ def label_spans(
     tokens: "Tokens",
     spans: Sequence[Sequence[tuple[int, int, str]]],
     is_first_T: np.ndarray,
-) -> SpanLabels:
+) -> tuple[TokenLabels, int, int]:
     """Label tokens by character spans; each basic token counts as a word.
 
     An entity is assigned every basic token that it overlaps.
@@ -198,6 +173,11 @@ def label_spans(
         tokens: Tokens of the texts, with offsets.
         spans: Per text, non-overlapping (start, end, type) in characters, sorted by start.
         is_first_T: bool, whether a token is the first wordpiece of a basic token.
+
+    Returns:
+        The labels; the number of entities that started or ended inside a basic token and were
+        extended to it; and the number of those without a basic token of their own: only spaces, or
+        part of a basic token of another entity.
     """
     starts_T, ends_T = _end_to_end(texts, tokens)
     basic = np.flatnonzero(is_first_T)
@@ -214,7 +194,7 @@ def label_spans(
     labels_T[basic] = _bio_labels(bio, entities[:, 2], first, after, len(basic))
     splits = np.searchsorted(basic, tokens.ids.row_splits.numpy())
     labels = TokenLabels(labels_T, basic, splits)
-    return SpanLabels(labels, int(is_widened.sum()), int(np.sum(~kept)))
+    return labels, int(is_widened.sum()), int(np.sum(~kept))
 
 
 def _entities(bio, texts, spans):
@@ -249,13 +229,7 @@ def _bio_labels(bio, types, first, after, num_basic):
 def word_predictions(
     bio: BioLabels, predictions_T: np.ndarray, labelled: TokenLabels
 ) -> list[list[str]]:
-    """Return one list of tags per text, one tag per word.
-
-    Args:
-        bio: The task's labels.
-        predictions_T: Predicted label ids.
-        labelled: Labels of the same texts. Words without a token get "O".
-    """
+    """Return one list of tags per text, one tag per word of `labelled`; "O" without a token."""
     outside = np.append(predictions_T, 0)  # Index -1 of `firsts` then selects O.
     tags_N = np.array(bio.labels, object)[outside[labelled.firsts]].tolist()
     splits = labelled.splits.tolist()

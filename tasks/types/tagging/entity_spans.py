@@ -24,16 +24,10 @@ from tasks.types.tagging.entity_labels import NO_LABEL, BioLabels
 def entities(
     texts: tf.Tensor, windows: Windows, logits: tf.Tensor, bio: BioLabels
 ) -> dict[str, tf.Tensor]:
-    """Return the entities of each text, in order.
+    """Return the entities of each text, in order, from logits `(W, L, C)`.
 
     Basic tokens get their most probable label. An I- label that continues no entity of its type
     starts an entity, as in conlleval and seqeval.
-
-    Args:
-        texts: string `(B,)`.
-        windows: Windows of the texts.
-        logits: `(W, L, C)`.
-        bio: The task's labels.
 
     Returns:
         Dict of `entity_text` and `entity_type`, string `(B, E)`, padded with ""; `entity_start` and
@@ -86,15 +80,9 @@ def entities(
 
 
 def min_top2_gap(windows: Windows, logits: tf.Tensor, num_texts: int | tf.Tensor) -> tf.Tensor:
-    """Return the smallest gap between a token's two best labels, per text.
+    """Return the smallest gap of probability between a token's two best labels, per text.
 
-    Args:
-        windows: Windows of the texts.
-        logits: `(W, L, C)`.
-        num_texts: Number of texts.
-
-    Returns:
-        Difference of probabilities, `(num_texts,)`; inf for texts without tokens.
+    Logits are `(W, L, C)`; the result is `(num_texts,)`, inf for texts without tokens.
     """
     positions_T, example_T = _best_positions(windows)
     gap_T = top2_gap(tf.nn.softmax(_at_positions(windows, logits, positions_T)))
@@ -121,11 +109,7 @@ def in_text_order(windows: Windows, values: np.ndarray | tf.Tensor) -> tf.Tensor
 
 
 def texts_tokens(windows: Windows, num_texts: int) -> tuple[Tokens, tf.Tensor]:
-    """Restore the tokens of the texts from their windows.
-
-    Returns:
-        Tokens of `num_texts` texts, with offsets; and is_first, bool `(T,)`.
-    """
+    """Return the tokens of the texts, with offsets, from their windows; and is_first, `(T,)`."""
     positions_T, example_T = _best_positions(windows)
     packed = windows.packed
 

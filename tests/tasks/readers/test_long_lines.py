@@ -6,11 +6,12 @@ import pytest
 
 from bert_tf import UserError
 from bert_tf.data import documents
+from bert_tf.storage.files import TextFile
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.data.readers.choices import read_choices
 from tasks.data.readers.glue import read_glue
+from tasks.data.readers.rows import read_rows
 from tasks.data.readers.squad import read_questions
-from tasks.data.readers.tables import read_rows
 from tasks.data.readers.tagged import read_tagged
 from tasks.metrics.squad import f1
 from tests.fuzzing import watchdog
@@ -20,6 +21,12 @@ SHAPES = (
     *(" ", "\t", " \t", '"', '",', "[", '{"a":', "a", "a ", "\u0301", "a\u0301", "\\", "&", "&#"),
     *("中", "[MASK]", "##", "a. ", ".", "the ", "1", "-", "\0", "\\ud800", "'", "("),
 )
+
+
+def spans(path, input_format):
+    return documents.spans(TextFile(path), input_format, "text")
+
+
 READERS = {
     "columns": (".conll", "a\tO\n{}\n", read_tagged),
     "a column": (".conll", "a\tO\nx{}x\tO\n", read_tagged),
@@ -46,8 +53,8 @@ READERS = {
         "\n".join(WORDS) + "\n{}\n",
         lambda path: Vocabulary.load(path).entries,
     ),
-    "a document": (".txt", "{}\n", lambda path: documents.spans(path, "lines")),
-    "a JSON document": (".jsonl", '{{"text": "{}"}}', lambda path: documents.spans(path, "jsonl")),
+    "a document": (".txt", "{}\n", lambda path: spans(path, "lines")),
+    "a JSON document": (".jsonl", '{{"text": "{}"}}', lambda path: spans(path, "jsonl")),
 }
 
 

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from bert_tf import UserError
-from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
-from tasks.data.readers.tables import read_rows
+from tasks.data.readers.rows import BadRow, Example, raise_bad_rows, read_rows
 from tests.conftest import ROOT
 from tests.rows import as_others_write
 
@@ -296,7 +295,7 @@ def test_random_tables_are_read_back_with_their_lines(tmp_path, line_end):
 
 def test_the_readers_import_no_tensorflow():
     code = (
-        "import sys, tasks.data.readers.tables, tasks.data.readers.glue, "
+        "import sys, tasks.data.readers.rows, tasks.data.readers.glue, "
         "tasks.data.readers.tagged, tasks.data.readers.squad, "
         "tasks.data.readers.choices; print('tensorflow' in sys.modules or 'numpy' in sys.modules)"
     )
