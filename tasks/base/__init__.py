@@ -1,1 +1,1 @@
-"""Base classes of the task types, and their registry."""
+"""The base class of the task types, and their table."""
