@@ -2,6 +2,7 @@
 
 import builtins
 import collections
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -111,7 +112,7 @@ def test_runs_of_a_sweep_and_an_evaluation_open_their_files_once(
     huggingface_dir, complaints, tmp_path, opened, capsys
 ):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "sweep", epochs=1)
-    settings = FinetuneSettings(**vars(settings), seeds=("1", "2"))
+    settings = dataclasses.replace(settings, seeds=("1", "2"))
     opened.clear()
     sweep(settings, data=settings.check())
     assert [opened[path] for path in (settings.train, *settings.dev)] == [1, 1]

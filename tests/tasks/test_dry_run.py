@@ -17,8 +17,8 @@ from tests import small
 
 @pytest.fixture
 def settings(huggingface_dir, complaints, tmp_path):
-    values = dataclasses.asdict(small.settings(huggingface_dir, complaints, tmp_path / "run"))
-    return FinetuneSettings(**values, dry_run=True, device="t4")
+    settings = small.settings(huggingface_dir, complaints, tmp_path / "run")
+    return dataclasses.replace(settings, dry_run=True, device="t4")
 
 
 def test_it_prints_the_estimate_and_creates_nothing(settings, tmp_path):
