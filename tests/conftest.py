@@ -64,11 +64,15 @@ def older_objects_are_not_collected():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def graph_optimization():
-    """Leave Grappler out, which takes a fifth of a small training; tests/export has it."""
+def graph_optimization(request):
+    """Leave Grappler out of fast tests, where it takes a fifth, but for the marker `optimized`."""
     import tensorflow as tf
 
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    is_disabled = (
+        request.config.getoption("markexpr") == "not slow"
+        and request.node.get_closest_marker("optimized") is None
+    )
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_disabled})
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""One tokenizer per vocabulary and one graph per task that encodes texts, for all tests of a process.
+"""One tokenizer per vocabulary, and one graph per task that encodes texts, for all tests.
 
 Most tests create models of the same vocabulary and task, and would trace these graphs for each of
 them, which takes longer than their trainings.

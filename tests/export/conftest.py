@@ -3,14 +3,6 @@
 import pytest
 
 
-@pytest.fixture(scope="module", autouse=True)
-def graph_optimization():
-    """Optimize graphs, as everywhere but in other tests: what is served depends on it."""
-    import tensorflow as tf
-
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
-
-
 @pytest.fixture(scope="session")
 def echo_dir(tmp_path_factory):
     """Return MODELS/name of a SavedModel with each kind of signature, version 3."""

@@ -168,14 +168,18 @@ def test_resuming_with_another_teacher_is_an_error_that_names_it(place, alone, c
     other = Run.open(tmp_path / "other")
     with pytest.raises(UserError, match=r"^--teacher: was '.*teacher' when"):
         finetune(dataclasses.replace(settings, teacher=other.path))
-    # The same path with other weights.
-    run = finetune(settings_of(place, tmp_path / "third", teacher=other.path))
+    # The same path with other weights: a run whose teacher was the model that is changed.
+    run = Run.open(shutil.copytree(complete.path, tmp_path / "third"))
+    record = pathlib.Path(run.file("train.json"))
+    shutil.copytree(place / "teacher", tmp_path / "changed")
+    other = Run.open(tmp_path / "changed")
+    record.write_text(record.read_text().replace(f"{place}/teacher", other.path))
     values = checkpoints.model_variables(load_model(place / "teacher").network)
     other.checkpoints.save(99, values)
     for step in other.checkpoints.steps()[:-1]:
         shutil.rmtree(other.checkpoints.path(step))
     with pytest.raises(UserError, match=r"^--teacher: has other weights than when .*third"):
-        finetune(settings_of(place, run.path, teacher=other.path))
+        finetune(settings_of(place, run.path, teacher=other.path, unlabelled=unlabelled_of(place)))
 
 
 def test_weights_of_classes_apply_to_labels_only(place, tmp_path):
@@ -218,24 +222,33 @@ def test_every_task_learns_its_teacher(name, huggingface_dir, tmp_path):
         **{**SETTINGS, "epochs": 20, "learning_rate": 1e-2},
     )
 
+    def outputs_of(model):
+        return model.evaluator().network_outputs(model.encode(x, y))
+
+    expected = outputs_of(teacher)
+
     def distance(student):
-        encoded = student.encode(x, y)
-        own, expected = (one.evaluator().network_outputs(encoded) for one in (student, teacher))
-        losses = student.task.soft_losses.items()
+        own, losses = outputs_of(student), student.task.soft_losses.items()
         return sum(np.mean(loss(expected[name], own[name], 1.0)) for name, loss in losses)
 
     assert distance(taught) < 0.5 * distance(create(name, huggingface_dir))
 
 
 def test_model_as_teacher_in_python_equals_its_run(place, tmp_path):
+    """Compare what a student learns from, all of which is saved before the first step."""
     model = load_model(place / "teacher")
     x, y = TEXTS, [label for label, texts in small.TEXTS.items() for _ in texts]
     runs = []
     for name, teacher in (("of_run", place / "teacher"), ("of_model", model)):
         student = create("TextClassifier", place / "huggingface")
-        student.train(x, y, output_dir=tmp_path / name, teacher=teacher, **SETTINGS)
+        log = stop_at("precision ", [])
+        with pytest.raises(Stopped):
+            student.train(x, y, output_dir=tmp_path / name, teacher=teacher, log=log, **SETTINGS)
         runs.append(Run.open(tmp_path / name))
-    assert_same_bits(*map(tensors_of, runs))
+    outputs = [dict(np.load(run.file("teacher.npz"))) for run in runs]
+    assert_same_bits(*outputs)
+    assert outputs[0]["label"].shape == (9, 3)
+    assert runs[0].train["settings"] == runs[1].train["settings"]
     assert runs[0].train["teacher"]["sha256"] == runs[1].train["teacher"]["sha256"]
     with pytest.raises(UserError, match=r"^unlabelled: requires teacher"):
         student.train(x, y, output_dir=tmp_path / "none", unlabelled=x)
