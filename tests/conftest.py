@@ -85,6 +85,14 @@ def shared_graphs():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync():
+    """Do not wait for the disk: only the end of the machine, not of a process, would tell."""
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 def pytest_sessionfinish(session):
     """Skip garbage collection at exit as well; the process frees its memory anyway."""
     gc.freeze()

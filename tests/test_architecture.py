@@ -1,6 +1,7 @@
 """The architecture: directions of imports, contents of files, and cost of importing."""
 
 import ast
+import functools
 import json
 import pathlib
 import re
@@ -55,6 +56,7 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def imports(path):
     """Return the full names of all our modules that a file imports, also inside functions."""
     found = set()
