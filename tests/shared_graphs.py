@@ -8,7 +8,7 @@ from bert_tf import Tokenizer
 from tasks.graph import preprocessor
 from tasks.graph.pipeline import Pipeline
 
-_tokenizers, _encoders = {}, {}
+_tokenizers, _pipelines = {}, {}
 
 
 def tokenizer_of(vocabulary, *settings):
@@ -21,16 +21,13 @@ def tokenizer_of(vocabulary, *settings):
 
 def share(monkeypatch):
     """Let preprocessors share tokenizers of equal settings, and pipelines graphs of equal tasks."""
-    initialize = Pipeline.__init__
+    encode = Pipeline.encode
 
-    def initialize_shared(self, task, tokenizer, *rest, **options):
-        initialize(self, task, tokenizer, *rest, **options)
-        if (task, tokenizer) not in _encoders:
-            # Without the model, which would never be freed.
-            alone = Pipeline.__new__(Pipeline)
-            initialize(alone, task, tokenizer, None)
-            _encoders[task, tokenizer] = alone._encode
-        self._encode = _encoders[task, tokenizer]
+    def encode_shared(self, **texts):
+        key = (self.task, self.tokenizer)
+        if key not in _pipelines:
+            _pipelines[key] = Pipeline(*key, None)  # Without the model, which is freed then.
+        return encode(_pipelines[key], **texts)
 
     monkeypatch.setattr(preprocessor, "Tokenizer", tokenizer_of)
-    monkeypatch.setattr(Pipeline, "__init__", initialize_shared)
+    monkeypatch.setattr(Pipeline, "encode", encode_shared)
