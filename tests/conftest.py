@@ -13,6 +13,8 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 if "BERT_TF_TEST_GPU" not in os.environ:  # Tests and their processes would share its memory.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # As in the commands, on any processor.
+# The code of XLA runs for milliseconds here, and takes seconds to optimize.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import numpy as np
 import pytest
@@ -59,6 +61,36 @@ def pytest_collection_finish(session):
 def older_objects_are_not_collected():
     """Leave the objects of earlier modules out: the LiteRT converter collects garbage by itself."""
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graph_optimization(request):
+    """Leave Grappler out of fast tests, where it takes a fifth, but for the marker `optimized`."""
+    import tensorflow as tf
+
+    is_disabled = (
+        request.config.getoption("markexpr") == "not slow"
+        and request.node.get_closest_marker("optimized") is None
+    )
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_disabled})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_graphs():
+    """Share the graphs that encode texts between all models."""
+    from tests import shared_graphs
+
+    with pytest.MonkeyPatch.context() as context:
+        shared_graphs.share(context)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync():
+    """Do not wait for the disk: only the end of the machine, not of a process, would tell."""
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def pytest_sessionfinish(session):

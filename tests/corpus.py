@@ -75,8 +75,24 @@ def config_of(**changes):
     return BertConfig(**{**values, "max_position_embeddings": SMALL["max_seq_length"], **changes})
 
 
+_written = {}
+
+
 def write_shards(directory, masking="static", seed=0, **changes):
-    """Write a directory of 3 shards and their manifest in this process."""
+    """Write a directory of 3 shards and their manifest, in this process and once per arguments."""
+    key = (masking, seed, *sorted(changes.items()))
+    if key not in _written:
+        _write_shards(directory, masking, seed, changes)
+        shards = (path for path in (directory / "shards").rglob("*") if path.is_file())
+        paths = [directory / "vocab.txt", directory / "text.txt", *shards]
+        _written[key] = {path.relative_to(directory): path.read_bytes() for path in paths}
+    for name, data in _written[key].items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(data)
+    return directory / "shards"
+
+
+def _write_shards(directory, masking, seed, changes):
     directory.mkdir(exist_ok=True)
     vocabulary = Vocabulary(ENTRIES)
     vocabulary.save(directory / "vocab.txt")
@@ -89,7 +105,6 @@ def write_shards(directory, masking="static", seed=0, **changes):
     manifest.save({})
     write_here(settings, manifest.plan_sha256)
     manifest.save(manifest.finished())
-    return directory / "shards"
 
 
 def arguments(corpus, directory, **changes):

@@ -72,7 +72,7 @@ def assert_same_training(run, complete):
 def test_a_run_continues_on_another_number_of_replicas(
     directories, strategies, complete, tmp_path, monkeypatch
 ):
-    """Start on two replicas, continue on one, and end on two."""
+    """Start on two replicas and end on one; the next tests go the other way."""
     read, training_batches = [], PretrainingDataset.training_batches
 
     def batches(self, position, size, layout):
@@ -81,14 +81,13 @@ def test_a_run_continues_on_another_number_of_replicas(
 
     monkeypatch.setattr(PretrainingDataset, "training_batches", batches)
     settings = settings_of(directories, tmp_path / "run", **STEPS)
-    for replicas, stop in ((2, 4), (1, 7)):
-        with monkeypatch.context() as context:
-            stop_at(context, stop)
-            with pytest.raises(Interrupted):
-                recipe.pretrain(settings, strategy=strategies[replicas])
-    run = recipe.pretrain(settings, strategy=strategies[2])
-    # Each part reads from where the one before it ended, in batches of its replicas.
-    assert read == [(0, 6), (48, 12), (84, 6)]
+    with monkeypatch.context() as context:
+        stop_at(context, 4)
+        with pytest.raises(Interrupted):
+            recipe.pretrain(settings, strategy=strategies[2])
+    run = recipe.pretrain(settings, strategy=strategies[1])
+    # The second part reads from where the first one ended, in batches of its replicas.
+    assert read == [(0, 6), (48, 12)]
     assert_same_training(run, complete)
 
 

@@ -163,25 +163,46 @@ def pretraining_examples(config, count):
     }
 
 
-def train(config, strategy, is_compiled, parts=1, optimizer=None, steps=2, **options):
-    """Train on 24 examples, 12 per step; return logs and moments."""
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = PretrainingModel(config, **options)
-        optimizer = optimizer or AdamW(1e-3)
-        optimizer.build(model.trainable_variables)
-    step = TrainStep(model, LOSSES, optimizer, strategy, 1, METRICS, parts, is_compiled=is_compiled)
-    size = 12 // strategy.num_replicas_in_sync
-    data = tf.data.Dataset.from_tensor_slices(pretraining_examples(config, 24))
-    if is_compiled:
-        shape = PackedShape(16, (2, 3, 12))
-        data = data.batch(size).map(lambda of: pack_examples(of, shape, parts)).map(to_batch)
-    else:
-        data = data.batch(size // parts).map(flatten_examples).map(to_batch)
-        data = data.ragged_batch(parts) if parts > 1 else data
-    iterator = iter(distribute(lambda: data, strategy))
-    logs = [{name: float(value) for name, value in step(iterator).items()} for _ in range(steps)]
-    return logs, [moment.numpy() for moment in optimizer._adam_m]
+class Training:
+    """Training in steps of 12 examples."""
+
+    def __init__(self, config, strategy, is_compiled, parts=1, optimizer=None, **options):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            self.model = PretrainingModel(config, **options)
+            self.optimizer = optimizer or AdamW(1e-3)
+            self.optimizer.build(self.model.trainable_variables)
+        self.step = TrainStep(
+            *(self.model, LOSSES, self.optimizer, strategy, 1, METRICS, parts),
+            is_compiled=is_compiled,
+        )
+        self.strategy, self.parts, self.is_compiled = strategy, parts, is_compiled
+
+    def take(self, examples, steps):
+        """Return the logs of the steps."""
+        parts, size = self.parts, 12 // self.strategy.num_replicas_in_sync
+        data = tf.data.Dataset.from_tensor_slices(examples)
+        if self.is_compiled:
+            shape = PackedShape(16, (2, 3, 12))
+            data = data.batch(size).map(lambda of: pack_examples(of, shape, parts)).map(to_batch)
+        else:
+            data = data.batch(size // parts).map(flatten_examples).map(to_batch)
+            data = data.ragged_batch(parts) if parts > 1 else data
+        iterator = iter(distribute(lambda: data, self.strategy))
+        norm = tf.constant(0.0)
+        for _ in range(steps):
+            logs = self.step(iterator, gradient_norm=norm)
+            norm = logs["gradient_norm"]
+            yield {name: float(value) for name, value in logs.items()}
+
+    def results(self, config, steps=2):
+        """Train on 24 examples; return logs and moments."""
+        logs = list(self.take(pretraining_examples(config, 24), steps))
+        return logs, [moment.numpy() for moment in self.optimizer._adam_m]
+
+
+def train(config, *arguments, **options):
+    return Training(config, *arguments, **options).results(config)
 
 
 def assert_equal_training(config, mine, theirs):
@@ -196,8 +217,15 @@ def flat_training(config):
     return train(dataclasses.replace(config, **STILL), make_strategy("none"), False)
 
 
+@pytest.fixture(scope="module")
+def compiled_training(config):
+    """Return a compiled `Training` on one device and its results; XLA takes seconds for it."""
+    config = dataclasses.replace(config, **STILL)
+    training = Training(config, make_strategy("none"), True)
+    return training, training.results(config)
+
+
 CASES = {
-    "one device": {},
     "accumulation": {"parts": 2},
     "recomputation": {"recompute": True},
     "replicas": {"is_mirrored": True},
@@ -209,16 +237,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        name if name == "one device" else pytest.param(name, marks=pytest.mark.slow)
-        for name in CASES
-    ],
-)
 def test_the_compiled_step_on_packed_rows_equals_the_flat_one(
-    config, flat_training, mirrored, case
+    config, flat_training, compiled_training
 ):
+    assert_equal_training(config, compiled_training[1], flat_training)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_variants_of_the_compiled_step_equal_the_flat_one(config, flat_training, mirrored, case):
     options = dict(CASES[case])
     strategy = mirrored if options.pop("is_mirrored", False) else make_strategy("none")
     config = dataclasses.replace(config, **STILL)
@@ -265,29 +292,23 @@ def test_a_compiled_step_is_one_program_that_the_host_does_not_wait_for(config):
     assert not [of for of in operations if tf.string in [out.dtype for out in of.outputs]]
 
 
-def test_a_gradient_that_is_not_finite_stops_a_compiled_training(config):
+def test_a_gradient_that_is_not_finite_stops_a_compiled_training(config, compiled_training):
     """The calls after it change nothing, so that the host may read its result late."""
-    keras.utils.set_random_seed(1)
-    model, optimizer = PretrainingModel(dataclasses.replace(config, **STILL)), AdamW(1e-3)
-    optimizer.build(model.trainable_variables)
-    step = TrainStep(model, LOSSES, optimizer, make_strategy("none"), 1, is_compiled=True)
-    examples = pretraining_examples(config, 12)
+    training, _ = compiled_training
+    before = int(training.optimizer.iterations)
+    examples = {name: value[:12] for name, value in pretraining_examples(config, 24).items()}
     bad = {**examples, "masked_lm_weights": examples["masked_lm_weights"] * np.inf}
-    shape = PackedShape(16, (12,))
-    data = (
-        tf.data.Dataset.from_tensors(examples)
-        .concatenate(tf.data.Dataset.from_tensors(bad))
-        .concatenate(tf.data.Dataset.from_tensors(examples))
-    )
-    iterator = iter(data.map(lambda of: pack_examples(of, shape)).map(to_batch))
-    norm = tf.constant(0.0)
-    for iterations, is_finite in ((1, True), (1, False), (1, False)):
-        logs = step(iterator, gradient_norm=norm)
-        norm = logs["gradient_norm"]
-        assert int(optimizer.iterations) == iterations
-        assert np.isfinite(norm) == is_finite
-        weights = [weight.numpy() for weight in model.trainable_variables]
-        assert all(np.isfinite(weight).all() for weight in weights)
+    data = {name: np.concatenate([value, bad[name], value]) for name, value in examples.items()}
+    weights = []
+    expected = ((1, True), (1, False), (1, False))
+    for logs, (updates, is_finite) in zip(training.take(data, 3), expected, strict=True):
+        assert int(training.optimizer.iterations) == before + updates
+        assert np.isfinite(logs["gradient_norm"]) == is_finite
+        weights.append([weight.numpy() for weight in training.model.trainable_variables])
+        assert all(np.isfinite(weight).all() for weight in weights[-1])
+    for after in weights[1:]:
+        for value, other in zip(weights[0], after, strict=True):
+            np.testing.assert_array_equal(value, other)
 
 
 def test_float16_skips_updates_that_overflow_and_halves_the_scale(config, flat_training):

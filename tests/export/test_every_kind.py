@@ -23,6 +23,8 @@ from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 from tests.export.test_kinds import trained
 
+pytestmark = pytest.mark.optimized
+
 LABELS = ("billing", "hardware", "software")
 WINDOWED = {"max_seq_length": 12, "doc_stride": 3}
 TASKS = {

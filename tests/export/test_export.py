@@ -32,6 +32,8 @@ from tests import small
 from tests.conftest import ROOT
 from tests.export import engines, serving_operations
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory, config, vocabulary):

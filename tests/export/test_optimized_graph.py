@@ -15,6 +15,8 @@ from tasks.model.loading import load_model
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 
+pytestmark = pytest.mark.optimized
+
 NUM_LAYERS = 3
 MATMUL = "_MklNativeFusedMatMul"
 # Enough for the LayerNorm kernel: these tokens of 12 numbers are more than FEW_NUMBERS.

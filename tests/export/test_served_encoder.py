@@ -26,6 +26,8 @@ from tests import small
 from tests.bert_tf.test_encoder import make_encoder
 from tests.bert_tf.test_layout import random_texts
 
+pytestmark = pytest.mark.optimized
+
 LENGTHS = {
     "a single token": [1],
     "a short text": [7],

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from sklearn.decomposition import PCA
 
-from bert_tf import AdamW, Tokenizer
+from bert_tf import AdamW
 from bert_tf.text.encoder_inputs import to_flat, to_padded
 from bert_tf.text.packing import pack
 from bert_tf.train.step import TrainStep
@@ -17,6 +17,7 @@ from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.pipeline import Pipeline
 from tasks.types.anomaly.anomaly_detector import AnomalyTask
 from tests import small
+from tests.shared_graphs import tokenizer_of
 
 TEXTS = small.TEXTS["billing"] + ["my bill !", "the bill", "is my bill high ?", "high , too high"]
 
@@ -63,7 +64,7 @@ def test_equal_training_features_have_finite_scores(model):
 
 def test_features_are_normalized_means_in_any_layout(model, vocabulary):
     texts = tf.constant(TEXTS)
-    packed = pack([Tokenizer(vocabulary, True).tokenize(texts)], vocabulary, 12)
+    packed = pack([tokenizer_of(vocabulary, True).tokenize(texts)], vocabulary, 12)
     inputs = to_padded(packed, vocabulary, 12)
     outputs = model(inputs)
     sequence = model.encoder(inputs)["sequence"].numpy()
@@ -77,7 +78,7 @@ def test_features_are_normalized_means_in_any_layout(model, vocabulary):
 
 @pytest.mark.slow
 def test_features_are_computed_once_and_batches_hold_them(task, model, vocabulary):
-    pipeline = Pipeline(task, Tokenizer(vocabulary, True), model)
+    pipeline = Pipeline(task, tokenizer_of(vocabulary, True), model)
     examples = Examples({"text": TEXTS}, [0] * len(TEXTS))
     encoded = EncodedExamples.encode(examples, pipeline, to_flat)
     evaluator, said = Evaluator(task, model, tf.distribute.get_strategy(), 2), []
@@ -122,7 +123,7 @@ def test_two_replicas_compute_the_same_features_and_start_equal(
     read_pretrained(huggingface_dir).assign_to(other)
     outputs = []
     for one, strategy in ((model, tf.distribute.get_strategy()), (other, mirrored)):
-        pipeline = Pipeline(task, Tokenizer(vocabulary, True), one)
+        pipeline = Pipeline(task, tokenizer_of(vocabulary, True), one)
         evaluator = Evaluator(task, one, strategy, 2)
         encoded = EncodedExamples.encode(examples, pipeline, to_padded, static_shape=True)
         encoded = FeatureExamples(encoded, evaluator, lambda line: None)

@@ -1,5 +1,7 @@
 """A model that runs in chunks of a batch, with the outputs of the complete batch."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -24,28 +26,41 @@ def sums(inputs):
     return {"sum": tf.reduce_sum(ragged, axis=1), "tokens": ragged.to_tensor()[..., tf.newaxis]}
 
 
-def run(lengths, names):
+RAGGED = tf.RaggedTensorSpec([None, None], tf.int32)
+
+
+@functools.cache
+def traced(names, tokens_per_chunk):
+    """Return a function of ids that runs `sums`; `chunking` has the number of tokens already."""
+
     def function(inputs):
         return {name: sums(inputs)[name] for name in names}
 
-    traced = tf.function(
-        lambda: chunking.run_in_chunks(function, packed_of(lengths), {"[PAD]": 0}),
+    return tf.function(
+        lambda ids: chunking.run_in_chunks(function, Packed(ids, tf.ones_like(ids)), {"[PAD]": 0}),
+        input_signature=[RAGGED],
         autograph=False,
     )
-    return {name: values.numpy() for name, values in traced().items()}
 
 
-@pytest.mark.parametrize("lengths", [[3], [4], [1, 1], []])
-def test_a_single_short_sequence_has_a_branch_of_its_own(lengths):
+def run(lengths, names):
+    function = traced(tuple(names), chunking.TOKENS_PER_CHUNK)
+    outputs = function(packed_of(lengths).input_ids)
+    return {name: values.numpy() for name, values in outputs.items()}
+
+
+@tf.function(input_signature=[RAGGED], autograph=False)
+def run_with_branch(ids):
     def function(inputs):
         sum_B = sums(inputs)["sum"]
         return {"sum": -sum_B if inputs["row_splits"].shape == [2] else sum_B}
 
-    @tf.function(input_signature=[tf.RaggedTensorSpec([None, None], tf.int32)], autograph=False)
-    def run_with_branch(ids):
-        packed = Packed(ids, tf.ones_like(ids))
-        return chunking.run_in_chunks(function, packed, {"[PAD]": 0}, short_tokens=3)
+    packed = Packed(ids, tf.ones_like(ids))
+    return chunking.run_in_chunks(function, packed, {"[PAD]": 0}, short_tokens=3)
 
+
+@pytest.mark.parametrize("lengths", [[3], [4], [1, 1], []])
+def test_a_single_short_sequence_has_a_branch_of_its_own(lengths):
     actual = run_with_branch(packed_of(lengths).input_ids)["sum"]
     expected = run(lengths, ["sum"])["sum"] * (-1 if lengths == [3] else 1)
     np.testing.assert_array_equal(actual, expected)
@@ -111,13 +126,20 @@ def letters(text):
     }
 
 
-def letters_of(text, rank=1):
-    SEEN.clear()
-    traced = tf.function(
+@functools.cache
+def traced_letters(rank, limits):
+    """Return a function of strings that runs `letters`; `chunking` has the limits already."""
+    return tf.function(
         lambda text: chunking.run_texts_in_chunks(letters, {"text": text}, {"places": -9}),
         input_signature=[tf.TensorSpec([None] * rank, tf.string)],
     )
-    return {name: values.numpy() for name, values in traced(tf.constant(text, tf.string)).items()}
+
+
+def letters_of(text, rank=1):
+    SEEN.clear()
+    limits = (chunking.BYTES_PER_CHUNK, chunking.MIN_BYTES, chunking.MAX_VALUES)
+    outputs = traced_letters(rank, limits)(tf.constant(text, tf.string))
+    return {name: values.numpy() for name, values in outputs.items()}
 
 
 @pytest.mark.parametrize(

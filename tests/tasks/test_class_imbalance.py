@@ -334,12 +334,11 @@ def test_tuned_thresholds_reach_the_objective(form, threshold_objective):
     metrics = tuned.metrics(data, outputs)
     assert tuned.warning(metrics) is None
     if threshold_objective == "f1":
-        for number, name in enumerate(names):
-            for threshold in np.linspace(0.01, 0.99, 50):
-                others = list(tuned.thresholds)
-                others[number] = threshold
-                other = dataclasses.replace(tuned, thresholds=tuple(others))
-                assert other.metrics(data, outputs)[name] <= metrics[name] + 1e-12
+        for threshold in np.linspace(0.01, 0.99, 50):
+            # The F1 of a label depends on its own threshold only.
+            other = dataclasses.replace(tuned, thresholds=(threshold,) * len(tuned.thresholds))
+            others = other.metrics(data, outputs)
+            assert all(others[name] <= metrics[name] + 1e-12 for name in names)
     else:
         expected = float(threshold_objective.split("=")[1])
         assert all(metrics[name] >= expected for name in names)

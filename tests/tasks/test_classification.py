@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import AdamW, Tokenizer, UserError, WarmupLinearDecay
+from bert_tf import AdamW, UserError, WarmupLinearDecay
 from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy
 from tasks.base.task import task_from_dict
@@ -25,6 +25,7 @@ from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.regression import RegressionTask
 from tests import small
 from tests.conftest import ROOT
+from tests.shared_graphs import tokenizer_of
 
 
 def from_data(path, **changes):
@@ -139,7 +140,7 @@ def test_the_evaluation_loss_by_hand(pipeline, encoded, monkeypatch):
 @pytest.fixture
 def pipeline(config, vocabulary):
     task = ClassificationTask(labels=("billing", "hardware", "software"), max_seq_length=12)
-    return Pipeline(task, Tokenizer(vocabulary, True), task.build_model(config))
+    return Pipeline(task, tokenizer_of(vocabulary, True), task.build_model(config))
 
 
 @pytest.fixture

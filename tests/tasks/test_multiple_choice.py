@@ -23,6 +23,7 @@ from tasks.model.loading import load_model
 from tasks.prediction.prediction_files import predict
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tests import small
+from tests.shared_graphs import tokenizer_of
 
 # The right choice repeats a word of the prompt, at any position among two to four.
 QUESTIONS = [
@@ -44,7 +45,7 @@ def pipeline(config, vocabulary):
     rng = np.random.default_rng(0)
     for variable in model.variables:  # So large that choices differ.
         variable.assign(variable + rng.normal(0.0, 0.3, variable.shape))
-    return Pipeline(task, Tokenizer(vocabulary, True), model)
+    return Pipeline(task, tokenizer_of(vocabulary, True), model)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from tasks.types.question_answering import question_answerer
 from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
 from tests import small
 from tests.conftest import WORDS
+from tests.shared_graphs import tokenizer_of
 
 NAMES = {"answer", "start", "end", "score", "no_answer_score"}
 NAMES |= {"nbest_answer", "nbest_start", "nbest_end", "nbest_score"}
@@ -35,7 +36,7 @@ PLAIN = [word for word in WORDS if word.isalnum() and word not in ("a", "the")]
 def pipeline(config, vocabulary):
     """Return the pipeline of a task in which questions may have no answer."""
     task = QuestionAnsweringTask(**SIZES, may_be_impossible=True)
-    return Pipeline(task, Tokenizer(vocabulary, True), task.build_model(config))
+    return Pipeline(task, tokenizer_of(vocabulary, True), task.build_model(config))
 
 
 def examples_of(*rows):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import AdamW, Tokenizer
+from bert_tf import AdamW
 from bert_tf.text.encoder_inputs import to_packed, to_padded
 from bert_tf.train.step import TrainStep
 from tasks.data.examples import EncodedExamples, Examples
@@ -17,6 +17,7 @@ from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
+from tests.shared_graphs import tokenizer_of
 
 TEXTS = [text for texts in small.TEXTS.values() for text in texts] + ["the"]
 LABELS = [0, 0, 0, 1, 1, 1, 2, 2, 2, 0]
@@ -57,7 +58,7 @@ def encoded(config, vocabulary, tmp_path):
         task, examples = globals()[kind](tmp_path)
         keras.utils.set_random_seed(3)
         model = task.build_model(dataclasses.replace(config, **still))
-        pipeline = Pipeline(task, Tokenizer(vocabulary, True), model)
+        pipeline = Pipeline(task, tokenizer_of(vocabulary, True), model)
         return EncodedExamples.encode(examples, pipeline, layout, static_shape), model
 
     return encode

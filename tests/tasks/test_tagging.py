@@ -21,6 +21,7 @@ from tasks.prediction.prediction_files import predict
 from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 from tests.entities import BIO, ENTRIES, VOCABULARY, found, logits_of
+from tests.shared_graphs import tokenizer_of
 from tests.tasks.metrics import brute_force
 
 FIELDS = ("entity_text", "entity_type", "entity_start", "entity_end", "entity_score")
@@ -78,7 +79,7 @@ def encoded_of(tiny):
 
     def encoded(path, layout=to_flat, **changes):
         task = from_data(path, **changes)
-        pipeline = Pipeline(task, Tokenizer(VOCABULARY, True), task.build_model(tiny))
+        pipeline = Pipeline(task, tokenizer_of(VOCABULARY, True), task.build_model(tiny))
         return EncodedExamples.encode(task.load_examples(path), pipeline, layout), pipeline
 
     return encoded
