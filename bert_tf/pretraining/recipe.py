@@ -82,6 +82,8 @@ def _pretrain(settings, log, strategy):
     settings = dataclasses.replace(
         settings, precision=resolve_precision(settings.precision, strategy)
     )
+    if settings.deterministic:
+        compilation.make_deterministic()
     is_compiled = compilation.resolve(settings.compile, strategy)
 
     replicas, parts = strategy.num_replicas_in_sync, settings.gradient_accumulation_steps

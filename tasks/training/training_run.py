@@ -74,6 +74,8 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.log_wait = self.log
+        if self.settings.deterministic:
+            compilation.make_deterministic()
         self.is_compiled = compilation.resolve(self.settings.compile, self.strategy)
         if not is_chief(self.strategy):
             self.log = lambda line: None
