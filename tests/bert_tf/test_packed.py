@@ -179,7 +179,7 @@ def train(config, strategy, is_compiled, parts=1, optimizer=None, steps=2, **opt
     else:
         data = data.batch(size // parts).map(flatten_examples).map(to_batch)
         data = data.ragged_batch(parts) if parts > 1 else data
-    iterator = iter(distribute(lambda: data, strategy))
+    iterator = iter(distribute(lambda local: data, strategy))
     logs = [{name: float(value) for name, value in step(iterator).items()} for _ in range(steps)]
     return logs, [moment.numpy() for moment in optimizer._adam_m]
 
