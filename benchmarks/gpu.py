@@ -9,7 +9,8 @@ Each part runs in a process of its own with a time limit, so that a failure cost
     equality      losses, gradients and outputs of a small model, compared with the CPU in float32
     pretraining   a step of base and large with 128 and 512 tokens, by compilation and layout
     finetuning    a step of base with 32 texts of up to 128 tokens, by compilation and layout
-    determinism   two equal runs of 20 steps, compared bit for bit
+    determinism   two equal runs of 20 steps, compared bit for bit and timed, without and with what
+                  --deterministic sets
     pytorch       the same pretraining steps with transformers, SDPA and torch.compile
 
 FLOPs are those of matrix products (bert_tf.planning.training.flops_per_token); MFU is their rate
@@ -70,7 +71,7 @@ LIMITS = {
     "equality": 90,
     "pretraining": 100,
     "finetuning": 90,
-    "determinism": 90,
+    "determinism": 150,  # Two processes, of which each compiles.
     "pytorch": 90,
 }
 
@@ -104,7 +105,10 @@ def measured(step, dataset, seconds, steps_per_execution=10):
     """Run a train step on a repeated dataset; return times, rates and the peak of the memory."""
     import tensorflow as tf
 
-    iterator, no_stop = iter(dataset), tf.constant(False)
+    from bert_tf.train.distribution import distribute
+
+    batches = distribute(lambda local: dataset, step.strategy, step.is_compiled)
+    iterator, no_stop = iter(batches), tf.constant(False)
     count, norm = tf.constant(steps_per_execution), tf.constant(0.0)
     start = time.perf_counter()
     logs = step(iterator, no_stop, tf.constant(1), norm)
@@ -346,14 +350,17 @@ def equality(name, toy, seconds):
 
 
 def determinism(name, toy, seconds):
-    """Run 20 steps of the first pretraining case twice and compare the last losses."""
-    case = next(iter(PRETRAINING))
-    runs = [pretraining_losses(case, toy) for _ in range(2)]
-    return {"equal": runs[0] == runs[1], "losses": [run[-1] for run in runs]}
+    """Run 20 steps twice and compare their losses."""
+    runs = [pretraining_losses(name, toy) for _ in range(2)]
+    return {
+        "equal": runs[0]["losses"] == runs[1]["losses"],
+        "losses": [run["losses"][-1] for run in runs],
+        "ms_per_step": [run["ms_per_step"] for run in runs],
+    }
 
 
 def pretraining_losses(name, toy):
-    """Return the losses of 20 steps in a process of its own."""
+    """Return the result of `losses` in a process of its own."""
     done = subprocess.run(
         [sys.executable, __file__, "--part=losses", f"--case={name}", *["--toy"] * toy],
         capture_output=True,
@@ -363,7 +370,7 @@ def pretraining_losses(name, toy):
 
 
 def losses(name, toy, seconds):
-    """Return the losses of 20 steps of a pretraining case."""
+    """Return the losses of 20 steps of base, and the median duration of a step."""
     import keras
     import tensorflow as tf
     from pretraining_step_tensorflow import config_of
@@ -371,10 +378,13 @@ def losses(name, toy, seconds):
     from bert_tf.data.batches import pack_examples
     from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
     from bert_tf.text.encoder_inputs import PackedShape
+    from bert_tf.train import compilation
     from bert_tf.train.distribution import use_precision
     from bert_tf.train.optimizer import AdamW
     from bert_tf.train.step import TrainStep
 
+    if name == "deterministic":
+        compilation.make_deterministic()
     sizes = sizes_of(BASE, {"batch": 64, "length": 128}, toy)
     keras.utils.set_random_seed(0)
     model, optimizer = PretrainingModel(config_of(sizes), use_precision("bfloat16")), AdamW(1e-4)
@@ -383,7 +393,12 @@ def losses(name, toy, seconds):
     shape = PackedShape(sizes.length, (sizes.batch,))
     data = tf.data.Dataset.from_tensors(batch_of(sizes, False))
     iterator = iter(data.map(lambda of: pack_examples(of, shape)).map(to_batch).repeat())
-    return [float(step(iterator)["loss"]).hex() for _ in range(20)]
+    found, took = [], []
+    for _ in range(20):
+        start = time.perf_counter()
+        found.append(float(step(iterator)["loss"]).hex())
+        took.append(1000 * (time.perf_counter() - start))
+    return {"losses": found, "ms_per_step": round(float(np.median(took)), 2)}
 
 
 def pytorch(name, toy, seconds):
@@ -440,7 +455,7 @@ PARTS = {
     "equality": ("",),
     "pretraining": tuple(PRETRAINING),
     "finetuning": tuple(FINETUNING),
-    "determinism": ("",),
+    "determinism": ("default", "deterministic"),
     "pytorch": tuple(PYTORCH),
 }
 

@@ -80,7 +80,7 @@ def training(kind, layout, task, path, pretrained, batch):
     encoded = EncodedExamples.encode(task.load_examples(path), pipeline, LAYOUTS[layout])
     batches = encoded.training_batches(global_batch_size=batch, num_epochs=5, seed=0)
     step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), seed=0)
-    iterator, seconds = iter(distribute(lambda: batches, step.strategy)), []
+    iterator, seconds = iter(distribute(lambda local: batches, step.strategy)), []
     for _ in range(WARMUP_STEPS + STEPS):
         start = time.perf_counter()
         float(step(iterator)["loss"])

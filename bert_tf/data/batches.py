@@ -32,6 +32,7 @@ from bert_tf.text.encoder_inputs import (
 from bert_tf.text.vocabulary import Vocabulary
 
 ToLayout = Callable[[Mapping[str, tf.Tensor]], dict[str, tf.Tensor]]
+Select = Callable[[tf.data.Dataset], tf.data.Dataset]
 BLOCK_EXAMPLES = 1 << 16
 SAMPLED_EXAMPLES = 1024  # Whose lengths stand for those of all.
 READ_BYTES = 1 << 18  # As `tf.data.TFRecordDataset`.
@@ -180,25 +181,32 @@ class PretrainingDataset:
         return DataPosition(seed, *divmod(num_examples, len(self)))
 
     def training_batches(
-        self, position: DataPosition, batch_size: int, layout: ToLayout
+        self,
+        position: DataPosition,
+        batch_size: int,
+        layout: ToLayout,
+        select: Select = lambda batches: batches,
     ) -> tf.data.Dataset:
         """Return an infinite dataset of shuffled batches, dicts of tensors by feature name.
 
         Batches continue across epoch boundaries, so that no example is dropped. `position` is that
-        of
-        the first example.
+        of the first example. `select` returns the batches to make of a dataset of all; the others
+        are not parsed.
         """
-        blocks = self._training_blocks(position)
-        return self._batches(blocks, position.seed, batch_size, layout, drop_remainder=True)
+        rows = self._rows(self._training_blocks(position))
+        batches = select(rows.batch(batch_size, drop_remainder=True))
+        return self._finished(batches, position.seed, layout)
 
-    def evaluation_batches(self, batch_size: int, layout: ToLayout) -> tf.data.Dataset:
+    def evaluation_batches(
+        self, batch_size: int, layout: ToLayout, select: Select = lambda batches: batches
+    ) -> tf.data.Dataset:
         """Return batches of all examples once, in order. The last batch may be smaller."""
 
         def block(piece):
             return tf.zeros([], tf.int64), [piece], tf.range(tf.gather(self._pieces.records, piece))
 
-        blocks = tf.data.Dataset.range(len(self._pieces.records)).map(block)
-        return self._batches(blocks, 0, batch_size, layout, drop_remainder=False)
+        rows = self._rows(tf.data.Dataset.range(len(self._pieces.records)).map(block))
+        return self._finished(select(rows.batch(batch_size)), 0, layout)
 
     def sequence_lengths(self) -> np.ndarray:
         """Return the number of tokens of the first `SAMPLED_EXAMPLES` examples, int `(N,)`."""
@@ -264,11 +272,14 @@ class PretrainingDataset:
         """Return the order of a block's records. Stream 0 is used for the order of the pieces."""
         return np.random.default_rng([seed, epoch, block + 1]).permutation(size)
 
-    def _batches(self, blocks, seed, batch_size, layout, drop_remainder):
+    def _rows(self, blocks):
+        """Return a dataset of records, and where they are from."""
         # Prefetching reads the next block while this one is used.
         blocks = blocks.map(self._read_block).prefetch(1)
-        rows = blocks.flat_map(lambda *columns: tf.data.Dataset.from_tensor_slices(columns))
-        batches = rows.batch(batch_size, drop_remainder=drop_remainder)
+        return blocks.flat_map(lambda *columns: tf.data.Dataset.from_tensor_slices(columns))
+
+    def _finished(self, batches, seed, layout):
+        """Return batches of examples in a layout, of batches of `_rows`."""
 
         @tf.autograph.experimental.do_not_convert
         def finish(record_B, epoch_B, shard_B, number_B):

@@ -35,6 +35,7 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None, dropout_id: int) 
     """
     if seed is None or rate == 0:
         return x
+    _check_size(x)
     seed = _at(seed, dropout_id)
 
     @custom_gradient
@@ -162,6 +163,7 @@ def dropout_add_norm(
     is shaped like `x`, of its dtype. The function is for the backward pass of operations on `y`. It
     starts from the sum, which the backward pass of LayerNorm needs anyway.
     """
+    _check_size(x)
     seed = _at(seed, dropout_id)
 
     @custom_gradient
@@ -247,6 +249,7 @@ def attention_linear(
     @custom_gradient
     def projected(queries, keys, values, kernel, bias):
         scores = tf.matmul(queries, keys, transpose_b=True)
+        _check_size(scores)
         dropped = _like(kernels.softmax_dropout(width, scores, key_bias, seed, **options), scores)
         context = merge(tf.matmul(dropped, values))
 
@@ -392,6 +395,17 @@ def _recomputed_from(x):
 def _bias_gradient(upstream):
     """Return the sum over rows; unlike BiasAddGrad, it accumulates bfloat16 in float32."""
     return tf.reduce_sum(upstream, 0)
+
+
+def _check_size(x):
+    """Raise ValueError if a dropout mask has more elements than its int32 index can count.
+
+    If the size is unknown, `tf.range` in the mask raises.
+    """
+    if (size := x.shape.num_elements()) and size >= 2**31:
+        raise ValueError(
+            f"dropout of {size} values {x.shape}: expected fewer than 2**31; use a smaller batch"
+        )
 
 
 def _at(seed, dropout_id):

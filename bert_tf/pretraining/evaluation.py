@@ -8,9 +8,13 @@ import tensorflow as tf
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.train.compilation import compile_with_weights, packed_shape
-from bert_tf.train.distribution import distribute
+from bert_tf.train.distribution import LocalReplicas, distribute
 
 BATCH_EXAMPLES = 64
+_SUMS = (
+    *(f"{name}/{kind}" for name in LOSSES for kind in ("loss", "weight")),
+    *(f"{name}/accuracy" for name, _ in METRICS.values()),
+)
 
 
 class PretrainingEvaluator:
@@ -33,6 +37,7 @@ class PretrainingEvaluator:
         num_batches: int | None = None,
     ) -> None:
         self.model, self.strategy, self.data = model, strategy, data
+        self.is_compiled = is_compiled
         self.layout: Callable[..., dict[str, tf.Tensor]] = flatten_examples
         self._sums_on_replica = self._on_replica
         if is_compiled:
@@ -50,10 +55,10 @@ class PretrainingEvaluator:
         The others are "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss" and
         "next_sentence_accuracy".
         """
-        totals: dict[str, float] = {}
-        for batch in distribute(self._batches, self.strategy):
-            for name, value in self._sums(batch).items():
-                totals[name] = totals.get(name, 0.0) + float(value)
+        sums = tf.zeros([len(_SUMS)], tf.float64)
+        for batch in distribute(self._batches, self.strategy, self.is_compiled):
+            sums += self._sums(batch)  # On the device, which never waits for Python.
+        totals = dict(zip(_SUMS, sums.numpy().tolist(), strict=True))
         # The lower bound avoids a division by zero if no position is masked.
         means = {
             name: total / max(totals[f"{name.split('/')[0]}/weight"], 1e-12)
@@ -64,31 +69,31 @@ class PretrainingEvaluator:
         # exp overflows float64 above 709.
         return {**metrics, "perplexity": math.exp(min(metrics["masked_lm_loss"], 700))}
 
-    def _batches(self):
-        """Return batches for all replicas, completed by batches of weight 0."""
-        batches = self.data.evaluation_batches(BATCH_EXAMPLES, self.layout)
-        batches = batches.take(self.num_batches).map(to_batch)
+    def _batches(self, local: LocalReplicas) -> tf.data.Dataset:
+        """Return the batches of some replicas, completed by batches of weight 0."""
+
+        def batches(select):
+            examples = self.data.evaluation_batches(BATCH_EXAMPLES, self.layout, select)
+            return examples.map(to_batch)
+
         # Every replica takes part in each step, so batches of weight 0 complete the last step.
-        missing = -self.num_batches % self.strategy.num_replicas_in_sync
-        filler = batches.take(1).repeat(missing)
-        return batches.concatenate(
-            filler.map(
-                lambda inputs, labels, weights: (
-                    inputs,
-                    labels,
-                    {name: tf.zeros_like(weight) for name, weight in weights.items()},
-                )
+        filler = batches(lambda all_batches: all_batches.take(1)).map(
+            lambda inputs, labels, weights: (
+                inputs,
+                labels,
+                {name: tf.zeros_like(weight) for name, weight in weights.items()},
             )
         )
+        own = batches(lambda all_batches: local.select(all_batches.take(self.num_batches)))
+        num_steps = -(-self.num_batches // local.total)
+        return own.concatenate(filler.repeat()).take(num_steps * local.count)
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _sums(self, batch):
         """Return the sums of weighted losses, correct predictions and weights of a step."""
         sums = self.strategy.run(self._sums_on_replica, args=(batch,))
-        return {
-            name: self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
-            for name, value in sums.items()
-        }
+        sums = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
+        return tf.cast(sums, tf.float64)
 
     def _on_replica(self, batch):
         inputs, labels, weights = batch
@@ -98,7 +103,7 @@ class PretrainingEvaluator:
             sums[f"{name}/weight"] = weights[name]
         for name, metric in METRICS.values():
             sums[f"{name}/accuracy"] = weights[name] * metric(labels[name], outputs[name])
-        return {name: tf.reduce_sum(values) for name, values in sums.items()}
+        return tf.stack([tf.reduce_sum(sums[name]) for name in _SUMS])
 
 
 def _filled_up(examples):

@@ -27,6 +27,7 @@ from bert_tf.system.plotting import import_pyplot, plot_metrics, to_png
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train import compilation
 from bert_tf.train.distribution import (
+    LocalReplicas,
     check_alike,
     from_chief,
     is_chief,
@@ -82,6 +83,8 @@ def _pretrain(settings, log, strategy):
     settings = dataclasses.replace(
         settings, precision=resolve_precision(settings.precision, strategy)
     )
+    if settings.deterministic:
+        compilation.make_deterministic()
     is_compiled = compilation.resolve(settings.compile, strategy)
 
     replicas, parts = strategy.num_replicas_in_sync, settings.gradient_accumulation_steps
@@ -264,8 +267,8 @@ class _Phase:
     strategy: tf.distribute.Strategy
     is_compiled: bool
 
-    def batches(self, step: int) -> tf.data.Dataset:
-        """Return the batches of a replica from a step on, or stacks of batches to accumulate."""
+    def batches(self, step: int, local: LocalReplicas) -> tf.data.Dataset:
+        """Return the batches of some replicas from a step on, or stacks of them to accumulate."""
         parts = self.settings.gradient_accumulation_steps
         replicas = self.strategy.num_replicas_in_sync
         size = self.settings.global_batch_size // (replicas * parts)
@@ -274,8 +277,10 @@ class _Phase:
             lengths, max_seq_length = self.data.sequence_lengths(), self.data.max_seq_length
             shape = compilation.packed_shape(lengths, size, max_seq_length, self.strategy)
             layout = functools.partial(pack_examples, shape=shape, num_parts=parts)
-            return self.data.training_batches(position, size * parts, layout).map(to_batch)
-        batches = self.data.training_batches(position, size, flatten_examples).map(to_batch)
+            batches = self.data.training_batches(position, size * parts, layout, local.select)
+            return batches.map(to_batch)
+        select = functools.partial(local.select, per_replica=parts)
+        batches = self.data.training_batches(position, size, flatten_examples, select).map(to_batch)
         if parts == 1:
             return batches
         # Flat batches differ in their number of tokens, so a stack of them is ragged.

@@ -10,7 +10,7 @@ from bert_tf.planning.devices import STRATEGIES, PlannedDevices
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.system.command import check_bounds, defaults, flag
-from bert_tf.train.settings import compile_flag, precision_flag
+from bert_tf.train.settings import compile_flag, deterministic_flag, precision_flag
 from bert_tf.weights import sources
 
 
@@ -66,6 +66,7 @@ class PretrainSettings:
     )
     precision: str = precision_flag()
     compile: str = compile_flag()
+    deterministic: bool = deterministic_flag()
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass: less memory, more time", False
     )

@@ -4,6 +4,7 @@ On a GPU or TPU the step is one program on batches of static shapes. On a CPU, X
 are slow, so that only the operations in between are compiled, on batches without padding.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from bert_tf.model.custom_gradient import own_gradients
 from bert_tf.text.encoder_inputs import PackedShape
 
 STEPS_PER_EXECUTION = 20  # Of a compiled step, which waits for Python otherwise.
+# Sums in a fixed order, and kernels selected by rule instead of by their time.
+_DETERMINISTIC = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 
 
 def resolve(compile: str, strategy: tf.distribute.Strategy) -> bool:
@@ -31,6 +34,18 @@ def resolve(compile: str, strategy: tf.distribute.Strategy) -> bool:
         compile = "step" if is_accelerated(strategy) else "kernels"
     fused_kernels.compile_kernels(compile != "none")
     return compile == "step"
+
+
+def make_deterministic() -> None:
+    """Let equal runs of this process's GPU compute equal bits, at the cost of speed.
+
+    TensorFlow's switch is global; operations that have no such kernel raise UnimplementedError. XLA
+    reads its flags when it first compiles, so this has to be called before.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _DETERMINISTIC not in flags:
+        os.environ["XLA_FLAGS"] = f"{_DETERMINISTIC} {flags}".strip()  # The last value counts.
+    tf.config.experimental.enable_op_determinism()
 
 
 def is_accelerated(strategy: tf.distribute.Strategy) -> bool:

@@ -1,6 +1,7 @@
 """Distribution strategies, precision, and coordination between worker processes."""
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.train.cluster import Cluster
-from bert_tf.train.compilation import is_accelerated
+from bert_tf.train.compilation import is_accelerated, is_default
 from bert_tf.train.signals import default_signals
 
 # TensorFlow reports a lost worker in the text of its errors only.
@@ -32,6 +33,8 @@ DTYPE_POLICIES = {
     "float16": "mixed_float16",
 }
 BFLOAT16_CAPABILITY = (8, 0)  # Of the first GPUs whose matrix units have bfloat16 (A100).
+_GPU = "/GPU:0"
+_BATCHES_ON_GPU = 2  # Copied before the step asks for them.
 
 
 def make_strategy(
@@ -250,32 +253,64 @@ def check_alike(strategy: tf.distribute.Strategy, values: Any) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class LocalReplicas:
+    """The replicas of one process, among all that read the elements of a dataset in turn.
+
+    Attributes:
+        first: Number of the first one.
+        count: Their number.
+        total: The number of all replicas.
+    """
+
+    first: int = 0
+    count: int = 1
+    total: int = 1
+
+    def select(self, elements: tf.data.Dataset, per_replica: int = 1) -> tf.data.Dataset:
+        """Return the elements that these replicas read, in order.
+
+        Args:
+            elements: Dataset, the same one in every process.
+            per_replica: Consecutive elements that a replica reads in a step.
+        """
+        if self.count == self.total:
+            return elements
+
+        def is_here(number, _):
+            replica = number // per_replica % self.total
+            return (replica >= self.first) & (replica < self.first + self.count)
+
+        return elements.enumerate().filter(is_here).map(lambda _, element: element)
+
+
 def distribute(
-    batches: Callable[[], tf.data.Dataset], strategy: tf.distribute.Strategy
+    batches: Callable[[LocalReplicas], tf.data.Dataset],
+    strategy: tf.distribute.Strategy,
+    is_compiled: bool = False,
 ) -> tf.distribute.DistributedDataset:
     """Distribute a dataset of per-replica batches; a step reads one per replica, in order.
 
     Args:
-        batches: Returns the dataset, the same one in every process.
+        batches: Returns the batches that some replicas read. It selects them with
+            `LocalReplicas.select`, as early as it can, so that a process makes no batch of others.
         strategy: Distribution strategy.
+        is_compiled: Whether the step is compiled by XLA. A single GPU then receives batches before
+            the step asks for them; operations that are not compiled read integers from the host.
 
     Returns:
         `tf.distribute.DistributedDataset`.
     """
 
     def of_process(context):
-        count = context.num_input_pipelines
-        if count == 1:
-            return batches()
-        replicas = context.num_replicas_in_sync
-        here = replicas // count
-
-        # Every process reads all batches and keeps those of its own replicas, which preserves the
-        # order of a single process.
-        def is_here(number, batch):
-            return number % replicas // here == context.input_pipeline_id
-
-        return batches().enumerate().filter(is_here).map(lambda number, batch: batch)
+        count, total = context.num_input_pipelines, context.num_replicas_in_sync
+        here = total // count
+        dataset = batches(LocalReplicas(context.input_pipeline_id * here, here, total))
+        # Strategies of several replicas do this by themselves.
+        if is_compiled and is_default(strategy) and is_accelerated(strategy):
+            to_gpu = tf.data.experimental.prefetch_to_device(_GPU, _BATCHES_ON_GPU)
+            dataset = dataset.apply(to_gpu)
+        return dataset
 
     return strategy.distribute_datasets_from_function(of_process)
 

@@ -17,6 +17,7 @@ from bert_tf.runs.checkpoints import assign, model_variables, read
 from bert_tf.runs.run import Run
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import (
+    LocalReplicas,
     distribute,
     from_chief,
     is_chief,
@@ -38,8 +39,9 @@ class TrainingLoop:
     Attributes:
         run: Run directory, open.
         step: Train step; holds model, optimizer and strategy.
-        batches: Callable from the first step to a `tf.data.Dataset`. Each element is one replica's
-            batch; a step reads one element per replica.
+        batches: Callable from the first step and the replicas of this process to a
+            `tf.data.Dataset`. Each element is one replica's batch; a step reads one element per
+            replica.
         num_train_steps: Total number of steps.
         save_every: Steps between checkpoints.
         log_every: Steps between progress lines.
@@ -60,7 +62,7 @@ class TrainingLoop:
 
     run: Run
     step: TrainStep
-    batches: Callable[[int], tf.data.Dataset]
+    batches: Callable[[int, LocalReplicas], tf.data.Dataset]
     num_train_steps: int
     save_every: int
     log_every: int
@@ -98,7 +100,13 @@ class TrainingLoop:
         self.run.forget_metrics_after(step, and_evaluation=is_due)
         # The order of the examples is a function of the seed, so a dataset that starts at the
         # restored step continues exactly where the previous process stopped.
-        iterator = iter(distribute(lambda: self.batches(step), self.step.strategy))
+        iterator = iter(
+            distribute(
+                lambda replicas: self.batches(step, replicas),
+                self.step.strategy,
+                self.step.is_compiled,
+            )
+        )
         clock = _Clock(self.throughput_unit)
         progress = Progress(self.log, "steps", self.num_train_steps, step)
         with defer_signals() as signal_arrived, progress:

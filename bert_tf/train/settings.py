@@ -23,3 +23,12 @@ def compile_flag() -> Any:
         "auto",
         choices=("auto", "step", "kernels", "none"),
     )
+
+
+def deterministic_flag() -> Any:
+    """Return the flag of deterministic operations."""
+    return flag(
+        "equal bits in equal runs on the same GPU, with slower kernels; on CPUs runs are equal "
+        "without it",
+        False,
+    )

@@ -111,7 +111,7 @@ class TrainStep:
 
         Returns:
             Dict of scalars. float32: "loss", the metrics, "gradient_norm" before clipping, and
-            "learning_rate", of the last update. int32 sums over all updates and replicas:
+            "learning_rate", of the last update. int64 sums over all updates and replicas:
             "examples" with a weight above 0, "tokens", and "asked_to_stop", the replicas that are
             asked to stop.
         """
@@ -120,7 +120,8 @@ class TrainStep:
             return self._update(iterator, is_asked_to_stop, gradient_norm)
         # tf.while_loop requires initial values of the right dtypes.
         floats = ("loss", *self.metrics, "gradient_norm", "learning_rate")
-        start = {**dict.fromkeys(floats, tf.constant(0.0)), **dict.fromkeys(COUNTS, tf.constant(0))}
+        zero = tf.zeros([], tf.int64)
+        start = {**dict.fromkeys(floats, tf.constant(0.0)), **dict.fromkeys(COUNTS, zero)}
         start["gradient_norm"] = gradient_norm
 
         def update(number, before):
@@ -140,16 +141,20 @@ class TrainStep:
         """Run one update on all replicas and reduce their results."""
         # Read before the update, which advances the step of the schedule.
         learning_rate = tf.cast(self.optimizer.learning_rate, tf.float32)
-        asked = tf.cast(is_asked_to_stop, tf.int32)
+        # Of 64 bits: TensorFlow keeps shorter integers, and those of tf.unstack, on the host, which
+        # would wait for each step.
+        asked = tf.cast(is_asked_to_stop, tf.int64)
         is_running = tf.math.is_finite(norm_before)
         floats, counts, norm = self.strategy.run(
             self._replica_step, args=(next(iterator), is_running)
         )
         total = tf.distribute.ReduceOp.SUM
         asked = self.strategy.run(tf.identity, args=(asked,))
+        floats, counts = (self.strategy.reduce(total, of, axis=None) for of in (floats, counts))
         logs = {
-            **_unstacked(self.strategy.reduce(total, floats, axis=None), ("loss", *self.metrics)),
-            **_unstacked(self.strategy.reduce(total, counts, axis=None), ("examples", "tokens")),
+            **dict(zip(("loss", *self.metrics), tf.unstack(floats), strict=True)),
+            "examples": counts[0],
+            "tokens": counts[1],
             "asked_to_stop": self.strategy.reduce(total, asked, axis=None),
             # The gradient norm is equal on all replicas; MEAN only turns it into one scalar.
             "gradient_norm": self.strategy.reduce(tf.distribute.ReduceOp.MEAN, norm, axis=None),
@@ -170,7 +175,7 @@ class TrainStep:
         own_gradients()
         return (
             tf.stack([sums[name] for name in ("loss", *self.metrics)]),
-            tf.stack([sums["examples"], sums["tokens"]]),
+            tf.cast(tf.stack([sums["examples"], sums["tokens"]]), tf.int64),
             norm,
         )
 
@@ -495,10 +500,6 @@ def _poison(gradients, loss):
 
 def _compile(function):
     return tf.function(function, jit_compile=True, autograph=False)
-
-
-def _unstacked(values, names):
-    return dict(zip(names, tf.unstack(values), strict=True))
 
 
 def _sum(values):

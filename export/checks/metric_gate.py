@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.text.encoder_inputs import to_flat
 from export.package.model_card import MetricChange
+from tasks.data.examples import EncodedExamples
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
 
@@ -36,7 +38,8 @@ def check(
     Raises:
         UserError: If a row is bad, or the metric drops by more than `max_drop`.
     """
-    encoded = model.encode(model.task.load_examples(dev))
+    # Flat, because XLA does not compile the products of the graph.
+    encoded = EncodedExamples.encode(model.task.load_examples(dev), model.serving.pipeline, to_flat)
     name, strategy = model.task.best_metric, tf.distribute.get_strategy()
     trained, served = (
         Evaluator(model.task, network, strategy, log=log).metrics(encoded)[name]

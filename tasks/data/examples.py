@@ -22,6 +22,7 @@ from tasks.data.windows import Windows, concat
 Tensors = Mapping[str, tf.Tensor]  # By the name of an input or output.
 Arrays = Mapping[str, np.ndarray]
 Layout = Callable[..., dict[str, tf.Tensor]]  # to_flat, to_padded or to_packed.
+Select = Callable[[tf.data.Dataset], tf.data.Dataset]
 # Maps indices of samples, int32 `(b,)`, to the model's inputs.
 Inputs = Callable[[tf.Tensor], dict[str, tf.Tensor]]
 
@@ -147,6 +148,7 @@ class EncodedExamples:
         num_replicas: int = 1,
         are_split: bool = False,
         shuffle: bool = True,
+        select: Select = lambda rows: rows,
     ) -> tf.data.Dataset:
         """Return batches (inputs, labels, weights), shuffled per epoch from `(seed, epoch)`.
 
@@ -167,6 +169,7 @@ class EncodedExamples:
             are_split: Whether an element is a step instead, whose first axis Keras splits between
                 the replicas; it is filled up to a multiple of them with samples of weight 0.
             shuffle: Draws the order anew for each epoch.
+            select: Returns the elements to make of a dataset of all.
         """
         steps_of_all = -(-len(self) // global_batch_size)
         num_steps = num_epochs * (steps_per_epoch or steps_of_all)
@@ -176,9 +179,8 @@ class EncodedExamples:
         num_parts = num_replicas if are_split else 1
         size = global_batch_size * num_parts // num_replicas
         if not isinstance(first_step, tf.Variable):
-            return self._labelled_batches(
-                _rows(numbers[first_step:].reshape(-1, size)), size, num_parts
-            )
+            rows = select(_rows(numbers[first_step:].reshape(-1, size)))
+            return self._labelled_batches(rows, size, num_parts)
         # Prefetching may ask for steps after the last one.
         numbers = tf.constant(numbers, tf.int32)
         rows = tf.data.Dataset.range(num_steps).map(
@@ -187,7 +189,11 @@ class EncodedExamples:
         return self._labelled_batches(rows, size, num_parts)
 
     def evaluation_batches(
-        self, order: np.ndarray, replica_batch_size: int, num_replicas: int = 1
+        self,
+        order: np.ndarray,
+        replica_batch_size: int,
+        num_replicas: int = 1,
+        select: Select = lambda rows: rows,
     ) -> tf.data.Dataset:
         """Return batches (inputs, is_sample) of each sample once.
 
@@ -195,6 +201,7 @@ class EncodedExamples:
             order: int `(S,)`, sample indices.
             replica_batch_size: Samples per element.
             num_replicas: Consecutive elements of the dataset per step.
+            select: As of `training_batches`.
 
         Returns:
             Dataset whose is_sample, int32 `(B,)`, is 0 for padding samples.
@@ -207,7 +214,7 @@ class EncodedExamples:
             return inputs_of(numbers_b), tf.cast(is_sample_b, tf.int32)
 
         numbers = _padded(order, replica_batch_size * num_replicas)
-        return _mapped(_rows(numbers.reshape(-1, replica_batch_size)), batch_of)
+        return _mapped(select(_rows(numbers.reshape(-1, replica_batch_size))), batch_of)
 
     def by_length(self) -> np.ndarray:
         """Return sample indices `(S,)`, longest first, so that batches contain little padding.

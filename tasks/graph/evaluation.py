@@ -15,14 +15,17 @@ import tensorflow as tf
 from bert_tf.model.bucketing import EVALUATION_BATCH_SIZE
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.system.progress import Progress
-from bert_tf.train.compilation import compile_with_weights
+from bert_tf.train.compilation import compile_with_weights, is_accelerated
 from bert_tf.train.distribution import distribute, gather
 from tasks.base.task import Task
 from tasks.data.examples import EncodedExamples, Inputs
 
 
 class Evaluator:
-    """Evaluates a model on encoded examples, on all replicas; its graph is built once."""
+    """Evaluates a model on encoded examples, on all replicas; its graph is built once.
+
+    XLA compiles the model for examples of static shapes.
+    """
 
     def __init__(
         self,
@@ -31,17 +34,11 @@ class Evaluator:
         strategy: tf.distribute.Strategy,
         replica_batch_size: int = EVALUATION_BATCH_SIZE,
         log: Callable[[str], None] = lambda line: None,
-        is_compiled: bool = False,
     ):
-        """Evaluate the task's model, which was created in the scope of `strategy`.
-
-        Compiled by XLA (`is_compiled`), it requires examples with static shapes.
-        """
+        """Evaluate the task's model, which was created in the scope of `strategy`."""
         self.task, self.model, self.strategy = task, model, strategy
-        self._on_replica = self._outputs_of_replica
-        if is_compiled:
-            self._on_replica = compile_with_weights(model, self._outputs_of_replica, strategy)
         self.replica_batch_size, self.log = replica_batch_size, log
+        self._compiled = compile_with_weights(model, self._outputs_of_replica, strategy)
 
     def metrics(self, encoded: EncodedExamples) -> dict[str, float]:
         """Return the task's metrics and the loss over all examples, by name."""
@@ -73,7 +70,8 @@ class Evaluator:
                     _of_samples(values[name], numbers, outputs[name].shape[1:2])
                     for values in (encoded.labels, encoded.weights)
                 )
-                values = loss(labels, outputs[name]).numpy()
+                with tf.device("CPU:0"):  # Where the outputs are, while a GPU computes the next.
+                    values = loss(labels, outputs[name]).numpy()
                 sums[name] += (
                     np.sum(values * weights, dtype=np.float64),
                     np.sum(weights, dtype=np.float64),
@@ -89,16 +87,11 @@ class Evaluator:
         By default they are the task's `metric_inputs`.
         """
         reduced = reduced or self.task.metric_inputs
-        order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
-        batches = distribute(
-            lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
-            self.strategy,
-        )
+        order = encoded.by_length()
         # Arrays are allocated after the first batch, whose outputs show shapes and dtypes.
         result, first, not_finite = None, 0, []
         with Progress(self.log, "samples", len(encoded)) as progress:
-            for batch in batches:
-                outputs, is_sample = self._forward(batch)
+            for outputs, is_sample in self._forwarded(encoded, order):
                 outputs = gather(self.strategy, outputs)
                 # The last batch of a replica may end with padding samples, which are dropped here.
                 kept = gather(self.strategy, {"kept": is_sample})["kept"] > 0
@@ -124,9 +117,29 @@ class Evaluator:
             )
         return result
 
+    def _forwarded(self, encoded, order):
+        """Yield the outputs of each batch, and which of its samples are no padding.
+
+        A GPU has the next batch by then, so that it never waits for Python.
+        """
+        batches = distribute(
+            lambda local: encoded.evaluation_batches(
+                order, self.replica_batch_size, local.total, local.select
+            ),
+            self.strategy,
+            encoded.static_shape,
+        )
+        launched, num_ahead = [], int(is_accelerated(self.strategy))
+        for batch in batches:
+            launched.append(self._forward(batch, encoded.static_shape))
+            if len(launched) > num_ahead:
+                yield launched.pop(0)
+        yield from launched
+
     @tf.function(reduce_retracing=True, autograph=False)
-    def _forward(self, batch):
-        return self.strategy.run(self._on_replica, args=(batch,))
+    def _forward(self, batch, is_compiled):
+        function = self._compiled if is_compiled else self._outputs_of_replica
+        return self.strategy.run(function, args=(batch,))
 
     def _outputs_of_replica(self, batch):
         inputs, is_sample_B = batch

@@ -438,7 +438,7 @@ class TaskModel(keras.Model):
                 "learning_rate: expected with optimizer='auto' only; set it in the given optimizer"
             )
         if jit_compile == "auto":
-            jit_compile = self._num_replicas == 1 and is_accelerated(self.distribute_strategy)
+            jit_compile = self._is_compiled_by_default
         with self.distribute_strategy.scope():
             if optimizer == "auto":
                 if learning_rate is None:
@@ -495,6 +495,15 @@ class TaskModel(keras.Model):
                 f"{method}: the model was created outside of the scope of this "
                 f"{type(strategy).__name__}; create it inside"
             )
+
+    @property
+    def _is_compiled(self):
+        """Whether XLA compiles the step, on batches of few shapes."""
+        return bool(self.jit_compile) if self.compiled else self._is_compiled_by_default
+
+    @property
+    def _is_compiled_by_default(self):
+        return self._num_replicas == 1 and is_accelerated(self.distribute_strategy)
 
     @property
     def _num_replicas(self):
@@ -808,7 +817,8 @@ class TaskModel(keras.Model):
         if isinstance(x, EncodedExamples):
             return x
         examples = unweighted(examples_of(self.task, x, y))
-        return EncodedExamples.encode(examples, self.serving.pipeline, to_flat)
+        layout = to_packed if self._is_compiled else to_flat
+        return EncodedExamples.encode(examples, self.serving.pipeline, layout, self._is_compiled)
 
     @argument_names()
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:

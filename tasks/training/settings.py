@@ -13,7 +13,7 @@ from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.system.command import check_bounds, check_types, flag
-from bert_tf.train.settings import compile_flag, precision_flag
+from bert_tf.train.settings import compile_flag, deterministic_flag, precision_flag
 from tasks.base import task_types
 from tasks.base.input_checks import check_run
 from tasks.graph.published import TASK_OF_VERSION, published_task
@@ -119,6 +119,7 @@ class TrainingSettings:
     tpu: str = flag("TPU name or grpc:// address, or local", "local", of_model=True)
     precision: str = precision_flag()
     compile: str = compile_flag()
+    deterministic: bool = deterministic_flag()
     do_lower_case: bool | None = flag(
         "lower-casing of the text; by default as in the pretrained weights' configuration",
         None,

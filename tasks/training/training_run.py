@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import os
@@ -74,6 +75,8 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.log_wait = self.log
+        if self.settings.deterministic:
+            compilation.make_deterministic()
         self.is_compiled = compilation.resolve(self.settings.compile, self.strategy)
         if not is_chief(self.strategy):
             self.log = lambda line: None
@@ -140,7 +143,7 @@ class TrainingRun:
         settings, strategy, task, log = self.settings, self.strategy, self.task, self.log
         model = pipeline.model
         replicas = strategy.num_replicas_in_sync
-        evaluator = Evaluator(task, model, strategy, log=log, is_compiled=self.is_compiled)
+        evaluator = Evaluator(task, model, strategy, log=log)
         encoded, *encoded_devs = [
             FeatureExamples(data, evaluator, log) if task.trains_on_vectors else data
             for data in self.encode(pipeline)
@@ -212,7 +215,7 @@ class TrainingRun:
                 more_losses=more_losses,
                 is_compiled=self.is_compiled,
             ),
-            lambda step: self._batches(distilled or encoded, step),
+            lambda step, local: self._batches(distilled or encoded, step, local),
             num_train_steps,
             settings.save_every,
             settings.log_every,
@@ -231,8 +234,8 @@ class TrainingRun:
         log(f"finished: {run.path}, best checkpoint step {best}")
         return run
 
-    def _batches(self, encoded, step):
-        """Return the batches of each replica from a step on; with accumulation, stacks of them."""
+    def _batches(self, encoded, step, local):
+        """Return the batches of some replicas from a step on; with accumulation, stacks of them."""
         settings, parts = self.settings, self.settings.gradient_accumulation_steps
         batches = encoded.training_batches(
             global_batch_size=settings.global_batch_size,
@@ -240,6 +243,7 @@ class TrainingRun:
             seed=settings.seed,
             first_step=step,
             num_replicas=self.strategy.num_replicas_in_sync * parts,
+            select=functools.partial(local.select, per_replica=parts),
         )
         if parts == 1:
             return batches

@@ -75,9 +75,9 @@ def test_a_run_continues_on_another_number_of_replicas(
     """Start on two replicas and end on one; the next tests go the other way."""
     read, training_batches = [], PretrainingDataset.training_batches
 
-    def batches(self, position, size, layout):
+    def batches(self, position, size, layout, select):
         read.append((position.next_example, size))
-        return training_batches(self, position, size, layout)
+        return training_batches(self, position, size, layout, select)
 
     monkeypatch.setattr(PretrainingDataset, "training_batches", batches)
     settings = settings_of(directories, tmp_path / "run", **STEPS)

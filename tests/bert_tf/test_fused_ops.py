@@ -363,3 +363,14 @@ def test_results_are_equal_in_an_xla_compiled_function():
     complete = tf.function(gradients, jit_compile=True)(x)
     for one, other in zip(complete, tf.function(gradients)(x), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_that_its_index_cannot_count_is_an_error():
+    @tf.function
+    def dropped(x):
+        return fused_ops.dropout(x, RATE, SEED, 0)
+
+    with pytest.raises(ValueError, match=r"dropout of 2147483648 values .*: expected fewer than"):
+        dropped.get_concrete_function(tf.TensorSpec([2**20, 2**11]))
+    with pytest.raises(tf.errors.InvalidArgumentError):  # The size is known when it runs.
+        fused_kernels.dropout_mask(tf.constant([2**20, 2**11]), RATE, SEED)

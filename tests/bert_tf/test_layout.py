@@ -213,7 +213,7 @@ def test_training_and_evaluation_are_equal_in_both_layouts(config, vocabulary, n
         examples = EncodedExamples(task, rows, one_window_each(texts), vocabulary, layout)
         step = TrainStep(model, task.losses, optimizer, tf.distribute.get_strategy(), 0)
         batches = examples.training_batches(global_batch_size=4, num_epochs=2, seed=1)
-        iterator = iter(distribute(lambda batches=batches: batches, step.strategy))
+        iterator = iter(distribute(lambda local, batches=batches: batches, step.strategy))
         for _ in range(5):
             step(iterator)
         evaluator = Evaluator(task, model, step.strategy, replica_batch_size=4)

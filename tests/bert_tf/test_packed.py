@@ -188,7 +188,7 @@ class Training:
         else:
             data = data.batch(size // parts).map(flatten_examples).map(to_batch)
             data = data.ragged_batch(parts) if parts > 1 else data
-        iterator = iter(distribute(lambda: data, self.strategy))
+        iterator = iter(distribute(lambda local: data, self.strategy))
         norm = tf.constant(0.0)
         for _ in range(steps):
             logs = self.step(iterator, gradient_norm=norm)

@@ -63,7 +63,7 @@ def train(tmp_path, config, vocabulary):
         TrainingLoop(
             run,
             step,
-            small.batches().skip,
+            lambda step, local: small.batches().skip(step),
             LAST,
             save_every=3,
             log_every=5,

@@ -50,7 +50,7 @@ def make_step(config, strategy, optimizer=None, labels=("a", "b", "c"), seed=0, 
 
 
 def train(step, dataset, num_steps):
-    iterator = iter(distribute(lambda: dataset, step.strategy))
+    iterator = iter(distribute(lambda local: dataset, step.strategy))
     logs = [
         {name: float(value) for name, value in step(iterator).items()} for _ in range(num_steps)
     ]

@@ -10,7 +10,12 @@ import pytest
 import tensorflow as tf
 
 from bert_tf.train.compilation import is_accelerated
-from bert_tf.train.distribution import make_strategy, resolve_precision, use_precision
+from bert_tf.train.distribution import (
+    distribute,
+    make_strategy,
+    resolve_precision,
+    use_precision,
+)
 from tests.bert_tf.test_packed import STILL, assert_equal_training, train
 
 pytestmark = [
@@ -50,3 +55,12 @@ def test_training_in_half_precision_is_close(config, precision):
     logs, _ = train(config, strategy, True, optimizer=optimizer, dtype=precision)
     expected, _ = train(config, strategy, True)
     assert logs[0]["loss"] == pytest.approx(expected[0]["loss"], rel=2e-2)
+
+
+def test_batches_of_a_compiled_step_are_on_the_gpu(config):
+    batches = tf.data.Dataset.range(3).map(
+        lambda number: {"ids": tf.fill([2], tf.cast(number, "int32"))}
+    )
+    read = [of["ids"] for of in distribute(lambda local: batches, make_strategy("none"), True)]
+    assert [ids.numpy().tolist() for ids in read] == [[0, 0], [1, 1], [2, 2]]
+    assert {ids.device[-5:] for ids in read} == {"GPU:0"}

@@ -127,7 +127,7 @@ def test_the_compiled_step_is_one_program_and_trains_and_evaluates_equally(encod
             on_replica = tf.function(on_replica, jit_compile=True, autograph=False)
         logs = [on_replica(batch) for batch in data.training_batches(**ARGUMENTS)]
         assert [int(counts[0]) for _, counts, _ in logs] == [4, 4, 2] * 2
-        evaluator = Evaluator(data.task, model, strategy, 4, is_compiled=static_shape)
+        evaluator = Evaluator(data.task, model, strategy, 4)
         outputs = evaluator.outputs(data)
         weights = [variable.numpy() for variable in model.trainable_variables]
         results.append(([float(floats[0]) for floats, *_ in logs], *outputs.values(), *weights))
