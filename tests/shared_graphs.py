@@ -24,9 +24,10 @@ def share(monkeypatch):
     encode = Pipeline.encode
 
     def encode_shared(self, **texts):
-        key = (self.task, self.tokenizer)
+        key = (repr(self.task), self.tokenizer)  # Some tasks have a dict.
         if key not in _pipelines:
-            _pipelines[key] = Pipeline(*key, None)  # Without the model, which is freed then.
+            # Without the model, which is freed then.
+            _pipelines[key] = Pipeline(self.task, self.tokenizer, None)
         return encode(_pipelines[key], **texts)
 
     monkeypatch.setattr(preprocessor, "Tokenizer", tokenizer_of)
