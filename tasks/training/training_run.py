@@ -278,7 +278,10 @@ class TrainingRun:
     def _layout(self):
         if isinstance(self.strategy, tf.distribute.TPUStrategy):
             return to_padded  # One shape, known before the first batch.
-        return to_packed if self.is_compiled else to_flat
+        if not self.is_compiled:
+            return to_flat
+        # Packed batches differ in their number of rows, so they cannot be stacked.
+        return to_packed if self.settings.gradient_accumulation_steps == 1 else to_padded
 
     def _create_run(self, pipeline, record):
         """Create the run directory."""
