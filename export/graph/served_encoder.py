@@ -50,13 +50,7 @@ ONEDNN_KERNEL = "MklNameChangeOp"
 
 
 def has_packed_products(precision: str) -> bool:
-    """Whether this TensorFlow has packed products, for this CPU, and there is no GPU.
-
-    Args:
-        precision: "float32", "bfloat16" or "int8".
-    """
-    if tf.config.list_logical_devices("GPU"):
-        return False
+    """Whether this TensorFlow has packed products of a precision for this CPU."""
     name = INT8_PRODUCT if precision == "int8" else FUSED_PRODUCT
     registered = kernels.get_registered_kernels_for_op(name).kernel
     has_kernel = any(kernel.device_type == "CPU" for kernel in registered)
@@ -437,7 +431,8 @@ def has_bfloat16() -> bool:
     """Whether this processor can run internal operations in bfloat16."""
     function = tf.function(lambda: checked_for_bfloat16(tf.constant(1)), autograph=False)
     try:
-        function()
+        with tf.device("CPU:0"):
+            function()
     except tf.errors.OpError:
         return False
     return True
@@ -446,13 +441,9 @@ def has_bfloat16() -> bool:
 def operation(
     name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType, **attributes: Any
 ) -> tf.Tensor:
-    """Add an operation with one output to the graph.
+    """Add an operation with one output of a dtype to the graph.
 
-    Args:
-        name: Name of the operation.
-        tensors: Its inputs.
-        dtype: dtype of its output.
-        **attributes: Bools, ints, floats, strings, dtypes, or lists of strings or dtypes.
+    Attributes are bools, ints, floats, strings, dtypes, or lists of strings or dtypes.
     """
     graph = tf.compat.v1.get_default_graph()
     values = {key: _attribute(value) for key, value in attributes.items()}

@@ -23,13 +23,8 @@ def convert(model: TaskModel, quantize: str = "none") -> bytes:
     The signatures have the inputs input_ids, input_mask and segment_ids, int32 `(B, L)`. B and L
     may be resized. They consist of built-in operations and share their weights.
 
-    Args:
-        model: The trained model.
-        quantize: "none"; "float16", which stores weights in float16; or "dynamic", which stores
-            weight matrices in int8 and computes their products in int8.
-
-    Returns:
-        The LiteRT model.
+    With `quantize`, weights are stored in float16 ("float16"), or weight matrices are stored and
+    multiplied in int8 ("dynamic").
     """
     functions = model.serving.pipeline.token_functions
     signatures = {name: _traced(function) for name, function in functions.items()}

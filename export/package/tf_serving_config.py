@@ -7,32 +7,23 @@ from google.protobuf import text_encoding
 from export.clients.signatures import Signature
 from export.package import documents
 
-MAX_BATCH_SIZE = 32
+MAX_BATCH_SIZE = {"cpu": 32, "gpu": 128}
 BATCHING = "batching_params.pbtxt"  # TensorFlow Serving expects this name in a version.
 
 
-def batching_parameters(signatures: Sequence[Signature]) -> str | None:
-    """Return the content of batching_params.pbtxt.
+def batching_parameters(signatures: Sequence[Signature], device: str = "cpu") -> str | None:
+    """Return the content of batching_params.pbtxt, a BatchingParameters in text format.
 
-    Args:
-        signatures: Signatures of the SavedModel.
-
-    Returns:
-        A BatchingParameters message in protobuf's text format. `None` if an input has lists per
-        row, such as choices: TensorFlow Serving fails all requests of a batch unless their lists
-        have the same length.
+    `None` if an input has lists per row, such as choices: TensorFlow Serving fails all requests of
+    a batch unless their lists have the same length.
     """
     if any(tensor.rank == 2 for signature in signatures for tensor in signature.inputs.values()):
         return None
-    return documents.render(BATCHING, max_batch_size=MAX_BATCH_SIZE)
+    return documents.render(BATCHING, max_batch_size=MAX_BATCH_SIZE[device], device=device)
 
 
 def models_config(name: str) -> str:
-    """Return the content of models.config, a ModelServerConfig in protobuf's text format.
-
-    Args:
-        name: Name of the model. Any string is valid.
-    """
+    """Return the content of models.config, a ModelServerConfig in text format, for any name."""
     return documents.render(
         "models.config",
         name=name,

@@ -36,16 +36,7 @@ def prepare(
     model: TaskModel,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[Signature, ...]:
-    """Add the files that a server reads to a SavedModel.
-
-    Args:
-        directory: The SavedModel.
-        model: The exported model.
-        log: Receives one line if no warm-up records can be written.
-
-    Returns:
-        The signatures of the SavedModel.
-    """
+    """Add the files that a server reads to a SavedModel, and return its signatures."""
     signatures = read_signatures(directory)
     settle_fingerprint(directory)
     warmup.write(directory, signatures, model, log)
@@ -60,25 +51,19 @@ def write_documents(
     signatures: Sequence[Signature],
     predictions: Mapping[str, Mapping[str, np.ndarray]],
     change: MetricChange | None = None,
+    device: str = "cpu",
 ) -> None:
     """Add the documentation and the server configurations to a SavedModel.
 
-    Args:
-        directory: The SavedModel.
-        name: Name of the model.
-        model: The exported model.
-        precision: "float32", "bfloat16" or "int8".
-        signatures: Signatures of the SavedModel.
-        predictions: The outputs for each signature's example request.
-        change: What int8 has changed.
+    `predictions` are the outputs for each signature's example request.
     """
     directory = pathlib.Path(directory)
     graph = (directory / "saved_model.pb").read_bytes()
     is_packed = FUSED_PRODUCT.encode() in graph
-    card = model_card(name, model, precision, is_packed, change)
+    card = model_card(name, model, precision, is_packed, change, device)
     specs = model.serving.pipeline.signature_specs()
     for file_name, text in (
-        (BATCHING, batching_parameters(signatures)),
+        (BATCHING, batching_parameters(signatures, device)),
         ("models.config", models_config(name)),
         ("SIGNATURES.md", signature_page(name, signatures, specs, predictions)),
         ("MODEL_CARD.md", card),
@@ -93,9 +78,6 @@ def settle_fingerprint(directory: os.PathLike | str) -> None:
     TensorFlow draws the uuid in fingerprint.pb at random. Without it, two exports of a run are
     equal in every byte. The other fields are hashes of the graph, of the signatures and of the
     index of the weights, which contains their checksums.
-
-    Args:
-        directory: The SavedModel.
     """
     path = pathlib.Path(directory) / "fingerprint.pb"
     if not path.exists():
