@@ -13,7 +13,7 @@ from bert_tf.model.inference_norm import _norm_as_one_kernel
 from export.export_saved_model import ExportSettings
 from export.graph import placement
 from export.graph.saved_model import served_pipeline, write_saved_model
-from export.package.tf_serving_config import batching_parameters
+from export.package.version_files import batching_parameters
 from tests import small
 from tests.export import gpu_graph
 from tests.export.serving_operations import nodes_of, problems, read
