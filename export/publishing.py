@@ -98,14 +98,14 @@ def publish(
         raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
     _next_version(output_dir)  # Before minutes of work.
     with loaded(model_or_run, checkpoint) as model:
-        if precision != "int8":
-            return _publish(model, output_dir, precision, log, write, portable, device)
-        # A missing dev file is found before minutes of work.
-        dev = dev or metric_gate.dev_file(model)
-        gate = functools.partial(
-            metric_gate.check, model, dev=dev, max_drop=max_metric_drop, log=log
-        )
-        return _publish(model, output_dir, precision, log, write, gate=gate)
+        gate = None
+        if precision == "int8":
+            # A missing dev file is found before minutes of work.
+            dev = dev or metric_gate.dev_file(model)
+            gate = functools.partial(
+                metric_gate.check, model, dev=dev, max_drop=max_metric_drop, log=log
+            )
+        return _publish(model, output_dir, precision, portable, device, gate, log, write)
 
 
 @contextlib.contextmanager
@@ -145,7 +145,7 @@ def loaded(
         yield model
 
 
-def _publish(model, output_dir, precision, log, write, portable=False, device="cpu", gate=None):
+def _publish(model, output_dir, precision, portable, device, gate, log, write):
     """Publish; `gate` maps the served pipeline of an int8 graph to its `MetricChange`."""
     try:
         with (

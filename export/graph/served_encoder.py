@@ -147,7 +147,7 @@ class ServedEncoder:
             cls_only = pooled_only and layer is self._layers[-1]
             states.append(transformer_layer(states[-1], layer, cls_only))
         first_BH = states[-1] if pooled_only else tf.gather(states[-1], layout.starts_B)
-        outputs = {"pooled": branch.product(first_BH, self._pooler, "Tanh")}
+        outputs = {"pooled": branch.product(first_BH, self._pooler, activation="Tanh")}
         if not pooled_only:
             outputs["sequence"] = states[-1]
         if output_hidden_states:
@@ -275,7 +275,8 @@ class _Branch:
     """
 
     def __init__(self, layout, is_few, is_packed, config, dtype):
-        self.layout, self.is_few, self.is_packed = layout, is_few, is_packed
+        self.layout, self.is_few = layout, is_few
+        self.product = functools.partial(product, is_packed=is_packed)
         self.config, self.dtype = config, dtype
         self.gelu = "GeluApproximate" if config.hidden_act == "gelu_new" else "GeluExact"
         num_heads = config.num_attention_heads
@@ -294,7 +295,7 @@ class _Branch:
         context_TH = self.context(projected_T3H, cls_only)
         attended_TH = self.product(context_TH, layer.attention_output, residual=hidden_TH)
         hidden_TH = self.normed(attended_TH, layer.attention_norm)
-        inner_TF = self.product(hidden_TH, layer.intermediate, self.gelu)
+        inner_TF = self.product(hidden_TH, layer.intermediate, activation=self.gelu)
         output_TH = self.product(inner_TF, layer.output, residual=hidden_TH)
         return self.normed(output_TH, layer.output_norm)
 
@@ -319,10 +320,6 @@ class _Branch:
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
         bias_B11L = tf.cast(self.layout.key_bias, scores_BNLL.dtype)
         return softmax(scores_BNLL * self.head_size**-0.5 + bias_B11L)
-
-    def product(self, x_TH, dense, activation=None, residual=None):
-        """Apply a dense layer, see `product`."""
-        return product(x_TH, dense, self.is_packed, activation, residual)
 
     def normed(self, x_TH, norm):
         """Apply a LayerNorm."""

@@ -15,20 +15,24 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from google.protobuf import text_encoding
 from tensorflow.core.protobuf import fingerprint_pb2
 
 from export.clients.signature_defs import read_signatures
 from export.clients.signatures import Signature
 from export.graph.served_encoder import FUSED_PRODUCT
-from export.package import warmup
+from export.package import documents, warmup
 from export.package.model_card import MetricChange, model_card
 from export.package.signature_page import signature_page
-from export.package.tf_serving_config import BATCHING, batching_parameters, models_config
 
 if TYPE_CHECKING:
     import numpy as np
 
     from tasks.model.task_model import TaskModel
+
+
+MAX_BATCH_SIZE = {"cpu": 32, "gpu": 128}
+BATCHING = "batching_params.pbtxt"  # TensorFlow Serving expects this name in a version.
 
 
 def prepare(
@@ -70,6 +74,26 @@ def write_documents(
     ):
         if text is not None:
             (directory / file_name).write_text(text, encoding="utf-8")
+
+
+def batching_parameters(signatures: Sequence[Signature], device: str = "cpu") -> str | None:
+    """Return the content of batching_params.pbtxt, a BatchingParameters in text format.
+
+    `None` if an input has lists per row, such as choices: TensorFlow Serving fails all requests of
+    a batch unless their lists have the same length.
+    """
+    if any(tensor.rank == 2 for signature in signatures for tensor in signature.inputs.values()):
+        return None
+    return documents.render(BATCHING, max_batch_size=MAX_BATCH_SIZE[device], device=device)
+
+
+def models_config(name: str) -> str:
+    """Return the content of models.config, a ModelServerConfig in text format, for any name."""
+    return documents.render(
+        "models.config",
+        name=name,
+        escaped_name=text_encoding.CEscape(name.encode(), as_utf8=False),
+    )
 
 
 def settle_fingerprint(directory: os.PathLike | str) -> None:
