@@ -77,19 +77,8 @@ def main(settings: ExportSettings) -> None:
     """Publish the run and print the directory of the version."""
     from export.publishing import publish
 
-    print(
-        publish(
-            settings.run,
-            settings.output_dir,
-            precision=settings.precision,
-            portable=settings.portable,
-            device=settings.device,
-            dev=settings.dev,
-            max_metric_drop=settings.max_metric_drop,
-            checkpoint=settings.checkpoint,
-            log=command.log,
-        )
-    )
+    options = dataclasses.asdict(settings)  # They are those of `publish`.
+    print(publish(options.pop("run"), log=command.log, **options))
 
 
 if __name__ == "__main__":
