@@ -1,4 +1,4 @@
-"""Check and measure training on a GPU.
+"""Check and measure training and serving on a GPU.
 
     python benchmarks/gpu.py --minutes=8 --output=results/gpu.json
 
@@ -9,6 +9,7 @@ Each part runs in a process of its own with a time limit, so that a failure cost
     equality      losses, gradients and outputs of a small model, compared with the CPU in float32
     pretraining   a step of base and large with 128 and 512 tokens, by compilation and layout
     finetuning    a step of base with 32 texts of up to 128 tokens, by compilation and layout
+    serving       export for GPUs with its parity check, and latency for 1, 8 and 64 texts
     determinism   two equal runs of 20 steps, compared bit for bit and timed, without and with what
                   --deterministic sets
     pytorch       the same pretraining steps with transformers, SDPA and torch.compile
@@ -59,6 +60,15 @@ FINETUNING = {
         {"batch": 32, "length": 128, "mixed": True},
     ),
 }
+SERVING = {
+    f"{name} {precision}": (model, precision)
+    for name, model, precision in (
+        ("base", BASE, "float16"),
+        ("base", BASE, "bfloat16"),
+        ("base", BASE, "float32"),
+        ("large", LARGE, "float16"),
+    )
+}
 PYTORCH = {
     "base 128": (BASE, {"batch": 256, "length": 128}),
     "base 512": (BASE, {"batch": 64, "length": 512}),
@@ -71,6 +81,7 @@ LIMITS = {
     "equality": 90,
     "pretraining": 100,
     "finetuning": 90,
+    "serving": 90,
     "determinism": 150,  # Two processes, of which each compiles.
     "pytorch": 90,
 }
@@ -349,6 +360,48 @@ def equality(name, toy, seconds):
     }
 
 
+def serving(name, toy, seconds):
+    """Export a classifier for GPUs, compare it with the trained one, and time requests to it."""
+    import tempfile
+
+    import tensorflow as tf
+    from pretraining_step_tensorflow import config_of
+
+    from bert_tf import Vocabulary
+    from bert_tf.runs.checkpoints import load_saved_model
+    from export import publish
+    from tasks import TextClassifier
+    from tasks.types.classification.text_classifier import ClassificationTask
+
+    model_sizes, precision = SERVING[name]
+    sizes = sizes_of(model_sizes, {"batch": 64, "length": 128}, toy)
+    config = config_of(sizes)
+    words = [f"w{number}" for number in range(config.vocab_size - 5)]
+    vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])
+    task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=sizes.length)
+    rng, latencies = np.random.default_rng(0), {}
+    with tempfile.TemporaryDirectory() as directory:
+        start = time.perf_counter()
+        model = TextClassifier(task, config, vocabulary)
+        # It is published only if its predictions are those of the model.
+        version = publish(model, f"{directory}/model", precision=precision, device="gpu")
+        took = time.perf_counter() - start
+        loaded = load_saved_model(version)  # Kept, since a signature does not keep the variables.
+        predict = loaded.signatures["serving_default"]
+        for count in (1, 8, 64):
+            texts = [" ".join(rng.choice(words, sizes.length - 2)) for _ in range(count)]
+            times, end = [], time.perf_counter() + seconds / 3
+            while time.perf_counter() < end or len(times) < 5:
+                start = time.perf_counter()
+                predict(text=tf.constant(texts))["probabilities"].numpy()
+                times.append(1000 * (time.perf_counter() - start))
+            latencies[count] = {
+                "median_ms": round(float(np.median(times[2:])), 2),
+                "p90_ms": round(float(np.quantile(times[2:], 0.9)), 2),
+            }
+    return {"publish_seconds": round(took, 1), "tokens": sizes.length, "texts": latencies}
+
+
 def determinism(name, toy, seconds):
     """Run 20 steps twice and compare their losses."""
     runs = [pretraining_losses(name, toy) for _ in range(2)]
@@ -455,6 +508,7 @@ PARTS = {
     "equality": ("",),
     "pretraining": tuple(PRETRAINING),
     "finetuning": tuple(FINETUNING),
+    "serving": tuple(SERVING),
     "determinism": ("default", "deterministic"),
     "pytorch": tuple(PYTORCH),
 }

@@ -28,9 +28,9 @@ from ai_edge_litert.interpreter import Interpreter
 
 from bert_tf import MODEL_SIZES, Vocabulary
 from export.graph.saved_model import write_saved_model
-from export.litert.archive import Contents
+from export.litert.archive import INPUTS, Contents
 from export.litert.client import load_pipeline
-from export.litert.conversion import INPUTS, QUANTIZATIONS, convert
+from export.litert.writer import QUANTIZATIONS, convert
 from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
 
 THREADS = 2

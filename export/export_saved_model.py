@@ -22,15 +22,20 @@ class ExportSettings:
     run: str = command.flag("run directory")
     output_dir: str = command.flag("directory of versions, for the next version number")
     precision: str = command.flag(
-        "float32; bfloat16 for processors with AVX512-BF16 or AMX; or int8 for those with VNNI or "
-        "AMX; outputs stay float32",
+        "float32; bfloat16 for processors with AVX512-BF16 or AMX and for GPUs since A100; float16 "
+        "for GPUs; or int8 for processors with VNNI or AMX; outputs stay float32",
         "float32",
-        choices=("float32", "bfloat16", "int8"),
+        choices=("float32", "bfloat16", "float16", "int8"),
     )
     portable: bool = command.flag(
-        "standard operations only, for servers with GPUs or other processors than x86-64; single "
-        "short texts take longer",
+        "standard operations only, for other processors than x86-64; single short texts take "
+        "longer",
         False,
+    )
+    device: str = command.flag(
+        "cpu; or gpu for the model on a GPU of the server, in standard operations",
+        "cpu",
+        choices=("cpu", "gpu"),
     )
     dev: str | None = command.flag(
         "labelled rows on which int8 is evaluated; default: the run's first dev file", None
@@ -43,6 +48,10 @@ class ExportSettings:
     )
 
     def __post_init__(self):
+        if self.precision == "float16" and self.device != "gpu":
+            raise UserError("--precision=float16: expected with --device=gpu only")
+        if self.precision == "int8" and self.device == "gpu":
+            raise UserError("--precision=int8: has no operations for GPUs; remove --device=gpu")
         if self.precision == "int8" and self.portable:
             raise UserError("--precision=int8: has no standard operations; remove --portable")
         if self.dev is not None and self.precision != "int8":
@@ -68,18 +77,8 @@ def main(settings: ExportSettings) -> None:
     """Publish the run and print the directory of the version."""
     from export.publishing import publish
 
-    print(
-        publish(
-            settings.run,
-            settings.output_dir,
-            precision=settings.precision,
-            portable=settings.portable,
-            dev=settings.dev,
-            max_metric_drop=settings.max_metric_drop,
-            checkpoint=settings.checkpoint,
-            log=command.log,
-        )
-    )
+    options = dataclasses.asdict(settings)  # They are those of `publish`.
+    print(publish(options.pop("run"), log=command.log, **options))
 
 
 if __name__ == "__main__":

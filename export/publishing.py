@@ -30,7 +30,8 @@ from tasks.graph.published import MAX_VERSION, version_directories
 from tasks.model.loading import load_model
 from tasks.model.task_model import TaskModel
 
-PRECISIONS = ("float32", "bfloat16", "int8")
+PRECISIONS = ("float32", "bfloat16", "float16", "int8")
+DEVICES = ("cpu", "gpu")
 MAX_METRIC_DROP = 0.5
 _STAGING = ".writing-"  # Followed by the PID of the process, which holds the lock of the versions.
 
@@ -42,11 +43,12 @@ def publish(
     *,
     precision: str = "float32",
     portable: bool = False,
+    device: str = "cpu",
     dev: str | None = None,
     max_metric_drop: float = MAX_METRIC_DROP,
     checkpoint: str | None = None,
     log: Callable[[str], None] = lambda line: None,
-    write: Callable[[TaskModel, pathlib.Path, str, bool], Pipeline] = write_saved_model,
+    write: Callable[[TaskModel, pathlib.Path, str, bool, str], Pipeline] = write_saved_model,
 ) -> pathlib.Path:
     """Publish a trained model as the next version in a directory of versions.
 
@@ -56,18 +58,18 @@ def publish(
     Args:
         model_or_run: A model such as `TextClassifier`, or the path of a run or .keras file.
         output_dir: Directory of versions. It is created if it does not exist.
-        precision: "float32", "bfloat16" or "int8".
-        portable: Uses standard operations only, for servers with GPUs or other processors than
-            x86-64. Single short texts take longer.
+        precision: "float32", "bfloat16", "float16" on GPUs, or "int8" on CPUs.
+        portable: Uses standard operations only, for other processors than x86-64. Single short
+            texts take longer. Graphs for GPUs always do.
+        device: "cpu"; or "gpu" for the model on a GPU of the server.
         dev: File of labelled rows on which an int8 graph is evaluated; by default the run's first
             dev file.
         max_metric_drop: By how many points the task's metric may be lower in int8.
         checkpoint: Name of a directory in the checkpoints of the run; by default the best, else
             the latest. Only with the path of a run.
         log: Receives one line per stage.
-        write: Writes the SavedModel, from the trained model, the directory, the precision and
-            `portable`,
-            and returns the pipeline that it has written.
+        write: Writes the SavedModel, from the trained model, the directory, the precision,
+            `portable` and `device`, and returns the pipeline that it has written.
 
     Returns:
         The directory of the published version.
@@ -81,7 +83,12 @@ def publish(
     paths.check_published("output_dir", os.fspath(output_dir))
     if precision not in PRECISIONS:
         raise UserError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
-    if precision == "int8" and (portable or not has_packed_products("int8")):
+    if device not in DEVICES:
+        raise UserError(f"device={device!r}: expected one of {', '.join(DEVICES)}")
+    if precision == "float16" and device != "gpu":
+        raise UserError("precision='float16': expected with device='gpu' only")
+    has_gpu = device == "gpu" or tf.config.get_visible_devices("GPU")
+    if precision == "int8" and (portable or has_gpu or not has_packed_products("int8")):
         raise UserError(
             "precision='int8': expected TensorFlow 2.20 or later for x86-64 on a CPU, and no "
             "portable graph; export float32 or bfloat16 instead"
@@ -91,14 +98,14 @@ def publish(
         raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
     _next_version(output_dir)  # Before minutes of work.
     with loaded(model_or_run, checkpoint) as model:
-        if precision != "int8":
-            return _publish(model, output_dir, precision, log, write, portable)
-        # A missing dev file is found before minutes of work.
-        dev = dev or metric_gate.dev_file(model)
-        gate = functools.partial(
-            metric_gate.check, model, dev=dev, max_drop=max_metric_drop, log=log
-        )
-        return _publish(model, output_dir, precision, log, write, gate=gate)
+        gate = None
+        if precision == "int8":
+            # A missing dev file is found before minutes of work.
+            dev = dev or metric_gate.dev_file(model)
+            gate = functools.partial(
+                metric_gate.check, model, dev=dev, max_drop=max_metric_drop, log=log
+            )
+        return _publish(model, output_dir, precision, portable, device, gate, log, write)
 
 
 @contextlib.contextmanager
@@ -138,7 +145,7 @@ def loaded(
         yield model
 
 
-def _publish(model, output_dir, precision, log, write, portable=False, gate=None):
+def _publish(model, output_dir, precision, portable, device, gate, log, write):
     """Publish; `gate` maps the served pipeline of an int8 graph to its `MetricChange`."""
     try:
         with (
@@ -146,7 +153,7 @@ def _publish(model, output_dir, precision, log, write, portable=False, gate=None
             Progress(log, "stages", 3) as progress,
         ):
             log(f"writing the SavedModel of {model.source.path}")
-            pipeline = write(model, temporary, precision, portable)
+            pipeline = write(model, temporary, precision, portable, device)
             signatures = version_files.prepare(temporary, model, log)
             progress.move(1)
             log("checking parity with the trained model in a separate process")
@@ -155,11 +162,18 @@ def _publish(model, output_dir, precision, log, write, portable=False, gate=None
             # SavedModel has to compute what the evaluated graph does.
             change = gate(pipeline) if gate else None
             predictions = parity.check(
-                temporary, model, precision, examples, pipeline if gate else None
+                temporary, model, precision, examples, pipeline if gate else None, device
             )
             progress.move(2)
             version_files.write_documents(
-                temporary, _name(output_dir), model, precision, signatures, predictions, change
+                temporary,
+                _name(output_dir),
+                model,
+                precision,
+                signatures,
+                predictions,
+                change,
+                device,
             )
             for path in (*temporary.rglob("*"), temporary):
                 # The server may run as another user.
@@ -217,13 +231,6 @@ def _staging_directory(
     """Create an empty directory in `output_dir` for the block, and remove it afterwards.
 
     Directories of killed exports are removed if `output_dir` has a marker.
-
-    Args:
-        output_dir: Directory of versions. It is created if it does not exist.
-        log: Receives one line per removed directory.
-
-    Yields:
-        The staging directory.
 
     Raises:
         UserError: If another process exports to `output_dir`.

@@ -23,6 +23,7 @@ PAGES = sorted(
 )
 # Flags in the text that belong to pip, to benchmarks and to TensorFlow Serving.
 OTHER_FLAGS = {
+    "batching_parameters_file",
     "editable",
     "enable_batching",
     "enable_per_model_batching_parameters",

@@ -150,10 +150,11 @@ class Encoder(keras.layers.Layer):
         inputs = with_defaults(inputs)
         # From here on everything is computed on flattened tokens.
         layout = infer_layout(inputs)
-        # Keras' symbolic build under a strategy passes floats, hence the casts.
+        # Keras' symbolic build under a strategy passes floats, hence the casts. They come last:
+        # a GPU reshapes floats, but copies integers to the CPU for it.
         hidden_TH = self.embeddings(
-            layout.flatten(tf.cast(inputs["input_ids"], tf.int32)),
-            layout.flatten(tf.cast(inputs["segment_ids"], tf.int32)),
+            tf.cast(layout.flatten(inputs["input_ids"]), tf.int32),
+            tf.cast(layout.flatten(inputs["segment_ids"]), tf.int32),
             layout=layout,
             seed=seed,
             look_up=look_up,

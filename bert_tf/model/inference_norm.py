@@ -25,7 +25,8 @@ def norm_of_inference(
         gamma_H: float32 `(H,)`.
         beta_H: float32 `(H,)`.
         epsilon: Added to the variance.
-        is_few: Whether there are few tokens; by default whether `x_TH` has less than `FEW_NUMBERS`.
+        is_few: Whether there are few tokens, in a graph for CPUs; by default whether `x_TH` has
+            less than `FEW_NUMBERS`, and it may be on a GPU.
 
     Returns:
         float32 `(T, H)`.
@@ -33,7 +34,7 @@ def norm_of_inference(
     arguments = (x_TH, gamma_H, beta_H, epsilon)
     # The fused kernel is for CPUs only. TensorFlow would place it on a GPU, where it fails, and XLA
     # computes the variance as E[x^2] - E[x]^2, which cancels if the mean is far from 0.
-    if tf.config.list_logical_devices("GPU") or _is_for_xla():
+    if (is_few is None and _may_be_on_gpu(x_TH)) or _is_for_xla():
         return _norm_by_moments(*arguments)
     if isinstance(is_few, bool):
         return (_norm_by_moments if is_few else _norm_as_one_kernel)(*arguments)
@@ -71,6 +72,13 @@ def _norm_as_one_kernel(x_TH, gamma_H, beta_H, epsilon):
         is_training=True,
     )
     return tf.reshape(normed_1TH1, tf.shape(x_TH)) * gamma_H + beta_H
+
+
+def _may_be_on_gpu(x_TH):
+    """Return True if a tensor is computed on a GPU: that of its graph, else that of the process."""
+    if x_TH.device:
+        return "GPU" in x_TH.device
+    return bool(tf.config.get_visible_devices("GPU"))
 
 
 def is_compiled() -> bool:

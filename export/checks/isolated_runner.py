@@ -35,15 +35,7 @@ def main(model_path: str, cases_path: str, results_path: str) -> None:
 def run_cases(
     model_path: os.PathLike | str, cases: Sequence[Mapping[str, Any]]
 ) -> dict[str, np.ndarray]:
-    """Run requests and return their outputs.
-
-    Args:
-        model_path: The SavedModel.
-        cases: Requests as in the file CASES.
-
-    Returns:
-        The outputs of request i as "i/name".
-    """
+    """Run requests as in CASES, and return the outputs of request i as "i/name"."""
     model = tf.saved_model.load(model_path)
     results = {}
     for number, case in enumerate(cases):
@@ -70,15 +62,11 @@ def decoded(value: str | list) -> bytes | list:
 
 
 def save(path: os.PathLike | str, results: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to an .npz file without pickle.
+    """Write arrays to an .npz file without pickle; strings are `bytes` of dtype object.
 
     Of strings, the lengths are stored as "name" and the concatenated bytes as "name/bytes". numpy
     would store objects as a pickle, and fixed-width strings each with the length of the longest:
     a megabyte for each of thousands of entities.
-
-    Args:
-        path: File to write.
-        results: Arrays by name; strings as `bytes` in arrays of dtype object.
     """
     arrays = {}
     for name, array in results.items():

@@ -26,14 +26,7 @@ def check(
     max_drop: float,
     log: Callable[[str], None] = lambda line: None,
 ) -> MetricChange:
-    """Evaluate the trained model and the graph that was exported.
-
-    Args:
-        model: The trained model.
-        pipeline: The pipeline that was traced into the SavedModel.
-        dev: File of labelled rows.
-        max_drop: Limit of `MetricChange.drop`.
-        log: Receives lines of progress.
+    """Evaluate the trained model and the pipeline that was exported on labelled rows of a file.
 
     Raises:
         UserError: If a row is bad, or the metric drops by more than `max_drop`.

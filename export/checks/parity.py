@@ -54,6 +54,7 @@ class Tolerance(NamedTuple):
 TOLERANCES = {
     "float32": Tolerance(1e-5, 1e-5, None),
     "bfloat16": Tolerance(0.02, 0.05, MARGIN),
+    "float16": Tolerance(0.005, 0.0125, MARGIN / 4),  # It has 3 bits more.
     "int8": Tolerance(0.02, 0.05, MARGIN),
 }
 
@@ -64,6 +65,7 @@ def check(
     precision: str = "float32",
     questions: Sequence[Request] = (),
     pipeline: Pipeline | None = None,
+    device: str = "cpu",
 ) -> dict[str, dict[str, np.ndarray]]:
     """Compare a SavedModel with the trained model that it was exported from.
 
@@ -75,9 +77,10 @@ def check(
         directory: The SavedModel.
         model: The trained model.
         precision: Key of `TOLERANCES`.
-        questions: Additional requests: signature names with strings, or lists of strings, per
-            input.
+        questions: Additional requests.
         pipeline: Computes the expected outputs; by default that of the trained model.
+        device: "cpu"; or "gpu" to show the other process the GPUs of this machine. Without one,
+            TensorFlow runs a graph for GPUs on the CPU.
 
     Returns:
         The SavedModel's outputs for `questions`, as signature name to output name to array.
@@ -89,7 +92,7 @@ def check(
     pipeline = pipeline or model.serving.pipeline
     cases = [*questions, *requests(model, pipeline.signatures)]
     with concurrent.futures.ThreadPoolExecutor(1) as background:
-        running = background.submit(_served, directory, cases)
+        running = background.submit(_served, directory, cases, device)
         # The trace of the trained model takes about as long as the other process to load.
         for function in pipeline.signatures.values():
             function.get_concrete_function()
@@ -107,13 +110,7 @@ def differences(
     outputs: Sequence[Mapping[str, np.ndarray]],
     tolerance: Tolerance,
 ) -> Iterator[dict[int, str]]:
-    """Compare the outputs of an exported model with those of the trained model.
-
-    Args:
-        pipeline: Computes the expected outputs.
-        cases: The requests.
-        outputs: The exported model's outputs of each request, by name.
-        tolerance: Maximum difference.
+    """Compare the outputs of an exported model with those that a pipeline computes.
 
     Yields:
         Per request, a message by the number of each row that differs.
@@ -148,7 +145,7 @@ def _tensors(function, inputs):
     }
 
 
-def _served(directory, cases):
+def _served(directory, cases, device):
     """Return the outputs of a moved copy of the SavedModel as {case: {output: array}}."""
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
@@ -162,7 +159,7 @@ def _served(directory, cases):
                 for signature, inputs in [*cases, *warmup.read(moved)]
             ]
             (scratch / "cases.json").write_text(json.dumps(records), encoding="ascii")
-            _run_isolated(moved, scratch)
+            _run_isolated(moved, scratch, device)
         finally:
             _set_writable(moved, True)
         results = isolated_runner.load(scratch / "results.npz")
@@ -173,7 +170,10 @@ def _served(directory, cases):
     return outputs
 
 
-def _run_isolated(moved, scratch):
+def _run_isolated(moved, scratch, device):
+    environment = dict(os.environ)
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = "-1"
     done = subprocess.run(
         [
             sys.executable,
@@ -187,7 +187,7 @@ def _run_isolated(moved, scratch):
         text=True,
         errors="backslashreplace",
         cwd=scratch,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        env=environment,
     )
     if done.returncode:
         raise UserError(

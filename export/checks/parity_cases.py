@@ -50,12 +50,7 @@ def requests(
 ) -> list[Request]:
     """Return the requests that a SavedModel has to answer as the trained model does.
 
-    Args:
-        model: The trained model.
-        functions: Its signatures.
-
-    Returns:
-        Those of `text_requests`, and batches of the words of the vocabulary for the tokenizer.
+    Those of `text_requests`, and batches of the words of the vocabulary for the tokenizer.
     """
     words = vocabulary_words(model.vocabulary)
     columns = _columns(model.task, model.task.input_names, (words, words))
@@ -66,7 +61,7 @@ def requests(
 def text_requests(
     model: TaskModel, functions: Mapping[str, tf.types.experimental.GenericFunction]
 ) -> list[Request]:
-    """Return batches of `ADVERSARIAL_TEXTS` for each of the functions; arguments as above."""
+    """Return batches of `ADVERSARIAL_TEXTS` for each of the functions."""
     cases: list[Request] = []
     specs = model.serving.pipeline.signature_specs()
     for signature, function in functions.items():

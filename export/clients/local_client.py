@@ -7,13 +7,13 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
 from bert_tf.errors import UserError, argument_names
-from bert_tf.runs.checkpoints import load_saved_model
 from bert_tf.system.processes import FirstCalls
 from export.clients.client import ModelClient
 from export.clients.signature_defs import read_signatures
 from tasks.data.examples import as_tensor
 from tasks.data.readers.memory import jsonable
 from tasks.graph.published import version_directories
+from tasks.graph.serving_functions import load_published
 
 
 class LocalClient(ModelClient):
@@ -27,7 +27,8 @@ class LocalClient(ModelClient):
             model_dir: Directory of versions, or of one version.
 
         Raises:
-            UserError: If there is no version, or if it cannot be loaded.
+            UserError: If there is no version, if it cannot be loaded, or if it is for a GPU and
+                there is none.
         """
         path = pathlib.Path(model_dir)
         if not path.is_dir():
@@ -41,7 +42,7 @@ class LocalClient(ModelClient):
                 f"--model_dir={path}: no published version; run export.export_saved_model"
             )
         try:
-            self._model = load_saved_model(self.path)
+            self._model = load_published(self.path)
             self._first_calls = FirstCalls()
             super().__init__(read_signatures(self.path))
         except (OSError, tf.errors.OpError) as error:

@@ -13,13 +13,7 @@ from export.clients.signatures import EXAMPLES, Signature, Tensor, is_public_sig
 
 
 def read_signatures(directory: os.PathLike | str) -> tuple[Signature, ...]:
-    """Read the signatures of a SavedModel.
-
-    Args:
-        directory: The SavedModel. Its graph is not loaded.
-
-    Returns:
-        The signatures, serving_default first and the others by name.
+    """Return the signatures of a SavedModel, as `from_definitions`. Its graph is not loaded.
 
     Raises:
         UserError: If saved_model.pb is damaged.

@@ -16,6 +16,7 @@ import tensorflow as tf
 from bert_tf.model.encoder import Encoder
 from bert_tf.storage import format_versions
 from bert_tf.text import unicode_tables
+from export.graph import placement
 from export.graph.served_encoder import ServedEncoder, has_packed_products
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def write_saved_model(
     directory: os.PathLike | str,
     precision: str = "float32",
     portable: bool = False,
+    device: str = "cpu",
 ) -> Pipeline:
     """Write a trained model as a SavedModel that maps strings to predictions.
 
@@ -40,36 +42,36 @@ def write_saved_model(
     - The others that the pipeline serves, such as next_sentence.
 
     Copies of vocab.txt, config.json, task.json and tokenizer.json are stored in assets.extra for
-    inspection. The graph reads no file.
+    inspection, with export.json, which names device and precision. The graph reads no file.
 
-    The weights are stored in variables/. The graph is that of `ServedEncoder` if this TensorFlow
-    has packed products, otherwise that of the trained encoder.
+    The weights are stored in variables/. A graph for CPUs is that of `ServedEncoder` if this
+    TensorFlow has packed products, otherwise that of the trained encoder.
 
-    Args:
-        model: The trained model.
-        directory: Directory to write.
-        precision: "float32", or "bfloat16" or "int8" for the encoder's products. Outputs are always
-            float32.
-        portable: Uses standard operations only.
+    Arguments as for `export.publish`. Outputs are always float32.
 
     Returns:
         The pipeline that was written.
     """
     # A tf.Module holds variables and functions, but no state of Keras.
     module = tf.Module(name="servable")
-    pipeline = served_pipeline(model, precision, portable)
+    pipeline = served_pipeline(model, precision, portable, device)
     # TensorFlow would trace the tf.functions once more for saving, which takes seconds.
     module.functions = {
         name: function.get_concrete_function() for name, function in pipeline.signatures.items()
     }
     module.weights = [_variables(function) for function in module.functions.values()]
     tf.saved_model.save(module, str(directory), signatures=module.functions)
+    placement.pin_saved_model(directory, device)
     extra = pathlib.Path(directory) / "assets.extra"
     extra.mkdir()
     model.vocabulary.save(extra / "vocab.txt")
     for name, values in (
         ("config.json", model.config.to_dict()),
         ("task.json", format_versions.with_version(model.task.to_dict())),
+        (
+            "export.json",
+            format_versions.with_version({"device": device, "precision": precision}),
+        ),
         (
             "tokenizer.json",
             {"tables_sha256": unicode_tables.sha256(), "unicode": unicode_tables.unicode_version()},
@@ -86,7 +88,8 @@ class PortableEncoder:
 
     Args:
         encoder: The trained encoder.
-        precision: "float32"; or "bfloat16", in which the weights of products are stored too.
+        precision: "float32"; or "bfloat16" or "float16", in which the weights of products are
+            stored too.
 
     Attributes:
         short_tokens: 0, since no form of the graph is for short texts; see `ServedEncoder`.
@@ -112,21 +115,28 @@ class PortableEncoder:
         return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32), outputs)
 
 
-def served_pipeline(model: TaskModel, precision: str, portable: bool = False) -> Pipeline:
+def served_pipeline(
+    model: TaskModel, precision: str, portable: bool = False, device: str = "cpu"
+) -> Pipeline:
     """Return the pipeline with the served encoder in its model, which shares all other layers.
 
-    Args:
-        model: The trained model.
-        precision: "float32", "bfloat16" or "int8".
-        portable: Uses standard operations only.
+    Arguments as for `export.publish`.
     """
     pipeline = model.serving.pipeline
-    is_packed = not portable and has_packed_products(precision)
-    encoder = (ServedEncoder if is_packed else PortableEncoder)(model.encoder, precision)
+    is_packed = device == "cpu" and not portable and has_packed_products(precision)
+    with tf.device(placement.CPU if device == "cpu" else None):
+        encoder = (ServedEncoder if is_packed else PortableEncoder)(model.encoder, precision)
     # copy.copy of a Keras model writes and reads all of it, and asks for a complete get_config.
     network = object.__new__(type(pipeline.model))
     vars(network).update(vars(pipeline.model), encoder=encoder)
-    return type(pipeline)(pipeline.task, pipeline.tokenizer, network, encoder.short_tokens)
+    served = type(pipeline)(pipeline.task, pipeline.tokenizer, network, encoder.short_tokens)
+    served.token_functions = {
+        name: placement.on_cpu(function)
+        if device == "cpu"
+        else placement.on_gpu(function, model.task.max_seq_length)
+        for name, function in served.token_functions.items()
+    }
+    return served
 
 
 def _variables(function):

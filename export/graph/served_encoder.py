@@ -50,13 +50,7 @@ ONEDNN_KERNEL = "MklNameChangeOp"
 
 
 def has_packed_products(precision: str) -> bool:
-    """Whether this TensorFlow has packed products, for this CPU, and there is no GPU.
-
-    Args:
-        precision: "float32", "bfloat16" or "int8".
-    """
-    if tf.config.list_logical_devices("GPU"):
-        return False
+    """Whether this TensorFlow has packed products of a precision for this CPU."""
     name = INT8_PRODUCT if precision == "int8" else FUSED_PRODUCT
     registered = kernels.get_registered_kernels_for_op(name).kernel
     has_kernel = any(kernel.device_type == "CPU" for kernel in registered)
@@ -153,7 +147,7 @@ class ServedEncoder:
             cls_only = pooled_only and layer is self._layers[-1]
             states.append(transformer_layer(states[-1], layer, cls_only))
         first_BH = states[-1] if pooled_only else tf.gather(states[-1], layout.starts_B)
-        outputs = {"pooled": branch.product(first_BH, self._pooler, "Tanh")}
+        outputs = {"pooled": branch.product(first_BH, self._pooler, activation="Tanh")}
         if not pooled_only:
             outputs["sequence"] = states[-1]
         if output_hidden_states:
@@ -281,7 +275,8 @@ class _Branch:
     """
 
     def __init__(self, layout, is_few, is_packed, config, dtype):
-        self.layout, self.is_few, self.is_packed = layout, is_few, is_packed
+        self.layout, self.is_few = layout, is_few
+        self.product = functools.partial(product, is_packed=is_packed)
         self.config, self.dtype = config, dtype
         self.gelu = "GeluApproximate" if config.hidden_act == "gelu_new" else "GeluExact"
         num_heads = config.num_attention_heads
@@ -300,7 +295,7 @@ class _Branch:
         context_TH = self.context(projected_T3H, cls_only)
         attended_TH = self.product(context_TH, layer.attention_output, residual=hidden_TH)
         hidden_TH = self.normed(attended_TH, layer.attention_norm)
-        inner_TF = self.product(hidden_TH, layer.intermediate, self.gelu)
+        inner_TF = self.product(hidden_TH, layer.intermediate, activation=self.gelu)
         output_TH = self.product(inner_TF, layer.output, residual=hidden_TH)
         return self.normed(output_TH, layer.output_norm)
 
@@ -325,10 +320,6 @@ class _Branch:
         scores_BNLL = tf.matmul(q_BNLD, k_BNLD, transpose_b=True)
         bias_B11L = tf.cast(self.layout.key_bias, scores_BNLL.dtype)
         return softmax(scores_BNLL * self.head_size**-0.5 + bias_B11L)
-
-    def product(self, x_TH, dense, activation=None, residual=None):
-        """Apply a dense layer, see `product`."""
-        return product(x_TH, dense, self.is_packed, activation, residual)
 
     def normed(self, x_TH, norm):
         """Apply a LayerNorm."""
@@ -437,7 +428,8 @@ def has_bfloat16() -> bool:
     """Whether this processor can run internal operations in bfloat16."""
     function = tf.function(lambda: checked_for_bfloat16(tf.constant(1)), autograph=False)
     try:
-        function()
+        with tf.device("CPU:0"):
+            function()
     except tf.errors.OpError:
         return False
     return True
@@ -446,13 +438,9 @@ def has_bfloat16() -> bool:
 def operation(
     name: str, tensors: Sequence[tf.Tensor], dtype: tf.DType, **attributes: Any
 ) -> tf.Tensor:
-    """Add an operation with one output to the graph.
+    """Add an operation with one output of a dtype to the graph.
 
-    Args:
-        name: Name of the operation.
-        tensors: Its inputs.
-        dtype: dtype of its output.
-        **attributes: Bools, ints, floats, strings, dtypes, or lists of strings or dtypes.
+    Attributes are bools, ints, floats, strings, dtypes, or lists of strings or dtypes.
     """
     graph = tf.compat.v1.get_default_graph()
     values = {key: _attribute(value) for key, value in attributes.items()}

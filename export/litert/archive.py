@@ -19,6 +19,7 @@ from bert_tf.text.vocabulary import Vocabulary
 
 IDENTIFIER = b"TFL3"  # Bytes 4 to 8 of a LiteRT model.
 EXPORT = "export.json"
+INPUTS = ("input_ids", "input_mask", "segment_ids")  # Of each signature.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,7 @@ from bert_tf.text.encoder_inputs import flat_to_padded
 from bert_tf.text.tokenizer import Tokenizer
 from export.clients.client import ModelClient
 from export.clients.signatures import Signature, Tensor
-from export.litert.archive import Contents, check_runtime
-from export.litert.conversion import INPUTS
+from export.litert.archive import INPUTS, Contents, check_runtime
 from tasks.base.task import task_from_dict
 from tasks.data.examples import as_tensor
 from tasks.data.readers.memory import jsonable

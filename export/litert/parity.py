@@ -32,14 +32,6 @@ class Agreement(NamedTuple):
 def check(path: str | os.PathLike, model: TaskModel, quantize: str) -> Agreement:
     """Compare a LiteRT file with the trained model that it was converted from.
 
-    Args:
-        path: The file.
-        model: The trained model, which computes the expected outputs.
-        quantize: Key of `TOLERANCES`.
-
-    Returns:
-        The agreement.
-
     Raises:
         UserError: If too many outputs differ. The message names the first string.
     """

@@ -7,15 +7,7 @@ import jinja2
 
 
 def render(file_name: str, **values: Any) -> str:
-    """Return the content of a file.
-
-    Args:
-        file_name: Name of the file. Its template is `templates/{file_name}.j2`.
-        **values: Values for the template.
-
-    Raises:
-        jinja2.UndefinedError: If the template uses another value.
-    """
+    """Return the content of a file from the template `templates/{file_name}.j2`."""
     return _ENVIRONMENT.get_template(f"{file_name}.j2").render(values)
 
 

@@ -7,6 +7,8 @@ import re
 from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
+import tensorflow as tf
+
 from bert_tf.text import unicode_tables
 from export.package import documents
 
@@ -55,15 +57,12 @@ def model_card(
     precision: str,
     is_packed: bool,
     change: MetricChange | None = None,
+    device: str = "cpu",
 ) -> str:
     """Return the model card as Markdown. It contains no path of this machine.
 
-    Args:
-        name: Name of the published model.
-        model: The exported model, loaded from a run.
-        precision: "float32", "bfloat16" or "int8".
-        is_packed: Whether the graph has packed products; see `export.graph.served_encoder`.
-        change: What int8 has changed.
+    `model` was loaded from a run. `is_packed` says whether the graph has packed products; see
+    `export.graph.served_encoder`. `change` is what int8 has changed.
     """
     source, config = model.source, model.config
     assert source is not None  # `publish` saves other models to a run first.
@@ -111,6 +110,8 @@ def model_card(
         precision=precision,
         is_packed=is_packed,
         change=change,
+        device=device,
+        checked_on=_gpu() if device == "gpu" else None,
         versions={
             package: {"trained": train.get("versions", {}).get(package), "exported": version}
             for package, version in zip(PACKAGES, map(_installed, PACKAGES), strict=True)
@@ -119,17 +120,19 @@ def model_card(
 
 
 def without_paths(origin: str) -> str:
-    """Return the origin of weights with file and directory names instead of paths.
+    """Return the origin of weights, as in train.json, without parent directories.
 
-    Args:
-        origin: Origin as recorded in train.json, such as
-            "run /home/me/RUN/checkpoints/step-00000120".
-
-    Returns:
-        The origin without parent directories, such as "run RUN, step-00000120".
+    "run /home/me/RUN/checkpoints/step-00000120" becomes "run RUN, step-00000120".
     """
     origin = re.sub(r"^run (?:.*/)?([^/]+)/checkpoints/+(step-\d+)", r"run \1, \2", origin)
     return re.sub(r"(?<!\S)\S*/(?=\S)", "", origin)
+
+
+def _gpu():
+    """Return the name of this machine's first GPU, or `None`."""
+    for gpu in tf.config.get_visible_devices("GPU"):
+        return tf.config.experimental.get_device_details(gpu).get("device_name", "a GPU")
+    return None
 
 
 def _installed(package):

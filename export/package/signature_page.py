@@ -21,14 +21,7 @@ def signature_page(
     specs: Mapping[str, SignatureSpec],
     predictions: Mapping[str, Mapping[str, np.ndarray]],
 ) -> str:
-    """Return the page as Markdown.
-
-    Args:
-        name: Name of the model.
-        signatures: Signatures of the SavedModel.
-        specs: Specification of each signature, by its name.
-        predictions: The outputs for each signature's example request.
-    """
+    """Return the page as Markdown, with the outputs for each signature's example request."""
     url = f"http://localhost:8501/v1/models/{urllib.parse.quote(name, safe='')}:predict"
     return documents.render(
         "SIGNATURES.md",

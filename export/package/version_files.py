@@ -15,15 +15,15 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from google.protobuf import text_encoding
 from tensorflow.core.protobuf import fingerprint_pb2
 
 from export.clients.signature_defs import read_signatures
 from export.clients.signatures import Signature
 from export.graph.served_encoder import FUSED_PRODUCT
-from export.package import warmup
+from export.package import documents, warmup
 from export.package.model_card import MetricChange, model_card
 from export.package.signature_page import signature_page
-from export.package.tf_serving_config import BATCHING, batching_parameters, models_config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,21 +31,16 @@ if TYPE_CHECKING:
     from tasks.model.task_model import TaskModel
 
 
+MAX_BATCH_SIZE = {"cpu": 32, "gpu": 128}
+BATCHING = "batching_params.pbtxt"  # TensorFlow Serving expects this name in a version.
+
+
 def prepare(
     directory: os.PathLike | str,
     model: TaskModel,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[Signature, ...]:
-    """Add the files that a server reads to a SavedModel.
-
-    Args:
-        directory: The SavedModel.
-        model: The exported model.
-        log: Receives one line if no warm-up records can be written.
-
-    Returns:
-        The signatures of the SavedModel.
-    """
+    """Add the files that a server reads to a SavedModel, and return its signatures."""
     signatures = read_signatures(directory)
     settle_fingerprint(directory)
     warmup.write(directory, signatures, model, log)
@@ -60,25 +55,19 @@ def write_documents(
     signatures: Sequence[Signature],
     predictions: Mapping[str, Mapping[str, np.ndarray]],
     change: MetricChange | None = None,
+    device: str = "cpu",
 ) -> None:
     """Add the documentation and the server configurations to a SavedModel.
 
-    Args:
-        directory: The SavedModel.
-        name: Name of the model.
-        model: The exported model.
-        precision: "float32", "bfloat16" or "int8".
-        signatures: Signatures of the SavedModel.
-        predictions: The outputs for each signature's example request.
-        change: What int8 has changed.
+    `predictions` are the outputs for each signature's example request.
     """
     directory = pathlib.Path(directory)
     graph = (directory / "saved_model.pb").read_bytes()
     is_packed = FUSED_PRODUCT.encode() in graph
-    card = model_card(name, model, precision, is_packed, change)
+    card = model_card(name, model, precision, is_packed, change, device)
     specs = model.serving.pipeline.signature_specs()
     for file_name, text in (
-        (BATCHING, batching_parameters(signatures)),
+        (BATCHING, batching_parameters(signatures, device)),
         ("models.config", models_config(name)),
         ("SIGNATURES.md", signature_page(name, signatures, specs, predictions)),
         ("MODEL_CARD.md", card),
@@ -87,15 +76,32 @@ def write_documents(
             (directory / file_name).write_text(text, encoding="utf-8")
 
 
+def batching_parameters(signatures: Sequence[Signature], device: str = "cpu") -> str | None:
+    """Return the content of batching_params.pbtxt, a BatchingParameters in text format.
+
+    `None` if an input has lists per row, such as choices: TensorFlow Serving fails all requests of
+    a batch unless their lists have the same length.
+    """
+    if any(tensor.rank == 2 for signature in signatures for tensor in signature.inputs.values()):
+        return None
+    return documents.render(BATCHING, max_batch_size=MAX_BATCH_SIZE[device], device=device)
+
+
+def models_config(name: str) -> str:
+    """Return the content of models.config, a ModelServerConfig in text format, for any name."""
+    return documents.render(
+        "models.config",
+        name=name,
+        escaped_name=text_encoding.CEscape(name.encode(), as_utf8=False),
+    )
+
+
 def settle_fingerprint(directory: os.PathLike | str) -> None:
     """Replace the random identifier of a SavedModel by a hash of its content.
 
     TensorFlow draws the uuid in fingerprint.pb at random. Without it, two exports of a run are
     equal in every byte. The other fields are hashes of the graph, of the signatures and of the
     index of the weights, which contains their checksums.
-
-    Args:
-        directory: The SavedModel.
     """
     path = pathlib.Path(directory) / "fingerprint.pb"
     if not path.exists():

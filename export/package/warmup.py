@@ -40,12 +40,6 @@ def write(
 
     Without tensorflow-serving-api (extra "serving") nothing is written. Records contain no model
     name, which servers ignore, so that the directory may be renamed.
-
-    Args:
-        directory: The SavedModel.
-        signatures: Its signatures.
-        model: The exported model.
-        log: Receives one line if no records are written.
     """
     try:
         from tensorflow_serving.apis import prediction_log_pb2
@@ -66,14 +60,7 @@ def write(
 
 
 def read(directory: os.PathLike | str) -> list[tuple[str, dict[str, list]]]:
-    """Read the warm-up records of a SavedModel from its file.
-
-    Args:
-        directory: The SavedModel.
-
-    Returns:
-        Signature names with `bytes`, or lists of `bytes`, per input. Empty if there is no file.
-    """
+    """Return the warm-up records of a SavedModel: signature names with inputs as `bytes`."""
     path = pathlib.Path(directory) / RELATIVE_PATH
     if not path.exists():
         return []
@@ -90,17 +77,10 @@ def read(directory: os.PathLike | str) -> list[tuple[str, dict[str, list]]]:
 def requests(
     signatures: Sequence[Signature], model: TaskModel
 ) -> list[tuple[str, dict[str, list]]]:
-    """Return the requests of the warm-up records.
+    """Return the requests of the warm-up records: signature names with their inputs.
 
     Each signature has an equal part of `BUDGET`. Its example request is always included; then
     come the batches of `BATCH_SIZES` and `LENGTHS` that fit into the budget.
-
-    Args:
-        signatures: Signatures of the SavedModel.
-        model: The exported model.
-
-    Returns:
-        Signature names with strings, or lists of strings, per input.
     """
     config = model.config
     weights_per_token = config.num_hidden_layers * (

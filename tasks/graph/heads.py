@@ -48,7 +48,12 @@ class _Model(keras.Model):
     def scores(self, hidden: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
         """Apply the head to `(..., H)`; returns `(..., C)`. There is no dropout if seed is None."""
         rate = self.config.hidden_dropout_prob if self.has_head_dropout else 0.0
-        return self.head(dropout(hidden, rate, seed, HEAD_DROPOUT_ID))
+        hidden = dropout(hidden, rate, seed, HEAD_DROPOUT_ID)
+        if hidden.shape.rank == 2:
+            return self.head(hidden)
+        # Keras flattens rows too, but a GPU waits for the sizes as Keras computes them.
+        scores = self.head(tf.reshape(hidden, [-1, self.config.hidden_size]))
+        return tf.reshape(scores, tf.concat([tf.shape(hidden)[:-1], [self.units]], axis=0))
 
     def text_scores(
         self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None

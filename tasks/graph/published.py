@@ -11,6 +11,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files, format_versions
 
 TASK_OF_VERSION = "assets.extra/task.json"
+EXPORT_OF_VERSION = "assets.extra/export.json"
 MAX_VERSION = 2**63 - 1  # The highest that TensorFlow Serving reads.
 _GRAPH = "saved_model.pb"
 _VERSION = re.compile("[0-9]+")
@@ -43,6 +44,14 @@ def published_version(path: str) -> str | None:
     versions = version_directories(path).values()
     found = [version for version in versions if files.exists(os.path.join(version, _GRAPH))]
     return found[-1] if found else None
+
+
+def published_device(version: str | os.PathLike[str]) -> str | None:
+    """Return "cpu" or "gpu", for which a SavedModel was published; `None` if it is another one."""
+    path = os.path.join(version, EXPORT_OF_VERSION)
+    if not files.exists(path):
+        return None
+    return format_versions.without_version(read_json_object(path), path)["device"]
 
 
 def published_task(version: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Shape suffixes: N rows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from tasks.base.task import Task, task_from_dict
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import jsonable
 from tasks.graph.pipeline import Pipeline
-from tasks.graph.published import published_task
+from tasks.graph.published import published_device, published_task
 
 ROWS_PER_CALL = 1024  # Bounds memory.
 
@@ -107,6 +108,25 @@ class ServingFunctions(Serving):
         return tf.stack([of_layer[0] for of_layer in outputs["attentions"]])
 
 
+def load_published(version: str | os.PathLike) -> Any:
+    """Return `tf.saved_model.load` of a version, on the device that it was published for.
+
+    Raises:
+        UserError: If that is a GPU, and TensorFlow sees none.
+        OSError: If there is no SavedModel.
+        tf.errors.OpError: If it is damaged.
+    """
+    device = published_device(version)
+    if device == "gpu" and not tf.config.get_visible_devices("GPU"):
+        raise UserError(
+            f"{version}: was exported with --device=gpu, and TensorFlow sees no GPU; export the "
+            "run with --device=cpu"
+        )
+    # Otherwise a GPU would hold the variables of a graph for CPUs.
+    with tf.device("CPU:0" if device == "cpu" else None):
+        return load_saved_model(version)
+
+
 class PublishedModel(Serving):
     """The default signature of a published version.
 
@@ -121,7 +141,7 @@ class PublishedModel(Serving):
         task = task_from_dict(published_task(version))
         try:
             # Kept, since a signature does not keep the variables of its model alive.
-            self._model = load_saved_model(version)
+            self._model = load_published(version)
             served = self._model.signatures["serving_default"]
         except (OSError, KeyError, tf.errors.OpError) as error:
             raise UserError(f"{version}: not a published model: {error}") from None

@@ -160,8 +160,8 @@ class MaskedLmPipeline(Pipeline):
 
     def _first_mask_of_padded(self, inputs):
         """Return the position of each text's first mask, int32 (N,), and whether there is one."""
-        # Padding has another id.
-        is_mask_NL = tf.cast(inputs["input_ids"] == self.vocabulary[MASK], tf.int32)
+        # Padding has another id. GPUs have no argmax of integers.
+        is_mask_NL = tf.cast(inputs["input_ids"] == self.vocabulary[MASK], tf.float32)
         has_mask_N1 = tf.reduce_max(is_mask_NL, axis=1, keepdims=True) > 0
         return tf.argmax(is_mask_NL, axis=1, output_type=tf.int32), has_mask_N1
 

@@ -7,8 +7,8 @@ import pytest
 
 from export.clients.signature_defs import read_signatures
 from export.graph.saved_model import write_saved_model
-from export.package import tf_serving_config
-from export.package.tf_serving_config import BATCHING, batching_parameters
+from export.package import version_files
+from export.package.version_files import BATCHING, batching_parameters
 from tasks.data import windows
 from tasks.graph import chunking
 from tasks.types.multiple_choice import MultipleChoiceTask
@@ -144,4 +144,4 @@ def test_questions_of_different_numbers_of_choices_are_not_batched(tmp_path, con
 
 def test_a_batch_of_any_texts_is_within_the_limit_of_an_output():
     """Compare the limits: a single request may exceed it and fail, but must not fail its batch."""
-    assert chunking.MAX_VALUES == tf_serving_config.MAX_BATCH_SIZE * windows.MAX_WINDOW_TOKENS
+    assert chunking.MAX_VALUES == version_files.MAX_BATCH_SIZE["cpu"] * windows.MAX_WINDOW_TOKENS

@@ -16,8 +16,8 @@ from bert_tf.text.packing import pack
 from export import LiteRTClient, LocalClient, publish, request, write_litert
 from export.export_litert import ExportLiteRTSettings
 from export.litert import writer
-from export.litert.archive import Contents, append_record
-from export.litert.conversion import INPUTS, QUANTIZATIONS, convert
+from export.litert.archive import INPUTS, Contents, append_record
+from export.litert.writer import QUANTIZATIONS, convert
 from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
 from tasks.types.masked_lm import NUM_PREDICTIONS
 from tests import small

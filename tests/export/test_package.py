@@ -23,7 +23,7 @@ from export.checks import isolated_runner, parity
 from export.clients.signature_defs import read_signatures
 from export.clients.signatures import Signature, Tensor
 from export.graph.saved_model import write_saved_model
-from export.package import documents, tf_serving_config, version_files, warmup
+from export.package import documents, version_files, warmup
 from export.package.model_card import without_paths
 from tasks.base.task_types import TASK_TYPES, UNLABELLED_TASK_TYPES
 from tasks.types.classification.text_classifier import ClassificationTask
@@ -159,7 +159,7 @@ def test_the_records_are_limited_by_the_cost_of_the_model(layers, hidden, rank):
 @pytest.mark.parametrize("name", ["complaints", NAME, "'", "a\\x", "日本"])
 def test_models_config_is_a_server_configuration_for_any_name(name):
     config_pb2 = pytest.importorskip("tensorflow_serving.config.model_server_config_pb2")
-    text = tf_serving_config.models_config(name)
+    text = version_files.models_config(name)
     models = text_format.Parse(text, config_pb2.ModelServerConfig()).model_config_list.config
     assert [(model.name, model.base_path, model.model_platform) for model in models] == [
         (name, f"/models/{name}", "tensorflow")
@@ -183,7 +183,7 @@ def test_batching_parameters_are_valid_for_servers(version):
     ]
     choices = Tensor("choices", "string", (None, None))
     lists = Signature("serving_default", {"choices": choices}, {})
-    assert tf_serving_config.batching_parameters([lists]) is None
+    assert version_files.batching_parameters([lists]) is None
 
 
 def blocks(text, language):

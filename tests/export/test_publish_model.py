@@ -169,8 +169,8 @@ def test_errors_name_the_argument(model, tmp_path):
         export.publish(model, tmp_path / "models", checkpoint="best")
     with pytest.raises(UserError, match="model_or_run: expected a model such as TextClassifier"):
         export.publish(keras.Sequential(), tmp_path / "models")
-    with pytest.raises(UserError, match="precision='float16': expected one of float32, bfloat16"):
-        export.publish(model, tmp_path / "models", precision="float16")
+    with pytest.raises(UserError, match="precision='float8': expected one of float32, bfloat16"):
+        export.publish(model, tmp_path / "models", precision="float8")
     assert not (tmp_path / "models").exists()
 
 
