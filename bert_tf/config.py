@@ -39,7 +39,7 @@ MAX_FILE_BYTES = 64 << 20  # Enough for the manifest of 200,000 shards.
 _IGNORED = {
     "describes the head, which is read with it": """
         _num_labels architectures classifier_dropout finetuning_task id2label label2id language name
-        num_labels problem_type task_specific_params
+        num_labels problem_type sbert_ce_default_activation_function task_specific_params
     """,
     "names the file, its tokenizer and the program that wrote it": """
         _commit_hash _name_or_path model_max_length model_type

@@ -3,10 +3,11 @@
     python -m bert_tf.convert --from=PATH --to=RUN
     python -m bert_tf.convert --from=PATH --to=DIR --format=huggingface
 
-PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), a Google release or
-the prefix of a fine-tuned TensorFlow checkpoint (bert_config.json, vocab.txt, DIR/model.ckpt-343),
-a keras-nlp BERT preset (directory or name), or a run. The head of a fine-tuned model is converted
-too: the run can be evaluated, exported and loaded.
+PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), also one of
+sentence-transformers (modules.json), a Google release or the prefix of a fine-tuned TensorFlow
+checkpoint (bert_config.json, vocab.txt, DIR/model.ckpt-343), a keras-nlp BERT preset (directory or
+name), or a run. The head of a fine-tuned model is converted too: the run can be evaluated, exported
+and loaded.
 """
 
 import dataclasses
@@ -27,7 +28,9 @@ class ConvertSettings:
     from_: str = command.flag("pretrained weights or run to read")
     to: str = command.flag("run directory, or directory of another format, to create")
     format: str = command.flag(
-        "output format", "run", choices=("run", "huggingface", "google", "keras")
+        "output format",
+        "run",
+        choices=("run", "huggingface", "google", "keras", "sentence-transformers"),
     )
     do_lower_case: bool | None = command.flag(
         "lower-casing of text; default: as in the source", None
@@ -105,7 +108,7 @@ def main(settings: ConvertSettings) -> None:
         f"{config.hidden_size}, {config.hidden_act}, "
         f"{'uncased' if config.do_lower_case else 'cased'}; heads: "
         f"{', '.join(pretrained.heads) or 'none'}"
-        + (f"; task {pretrained.task['kind']}" if pretrained.task else "")
+        + (f"; task {pretrained.run_task['kind']}" if pretrained.run_task else "")
     )
 
 

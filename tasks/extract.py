@@ -21,7 +21,9 @@ from tasks.prediction.output_shards import OutputSettings, vector_job, write_out
 class ExtractSettings(OutputSettings):
     """Flags of the command."""
 
-    model: str = command.flag("run, Hugging Face directory, Google release or keras-nlp preset")
+    model: str = command.flag(
+        "run, Hugging Face or sentence-transformers directory, Google release or keras-nlp preset"
+    )
     input: str = command.flag(
         "rows: .csv, .tsv or .jsonl, also .gz, or .parquet; with --output_dir also a glob"
     )
@@ -32,24 +34,31 @@ class ExtractSettings(OutputSettings):
         "conversion of HTML character references, such as &amp;, to characters",
         False,
     )
-    layers: str = command.flag(
-        "encoder layers that the vectors are taken from",
-        "last",
+    layers: str | None = command.flag(
+        "encoder layers that the vectors are taken from; default: those of an embedder, else last",
+        None,
         choices=("last", "second_to_last", "sum_last_4", "concat_last_4"),
     )
-    pooling: str = command.flag(
-        "vector of a text: that of [CLS], or the mean over all tokens, including [CLS] and [SEP]",
-        "mean",
-        choices=("cls", "mean"),
+    pooling: str | None = command.flag(
+        "vector of a text: that of [CLS], the mean or maximum over all tokens, including [CLS] and "
+        "[SEP], or their sum divided by the square root of their number; default: as in an "
+        "embedder, else mean",
+        None,
+        choices=("cls", "mean", "max", "mean_sqrt_len"),
     )
     per_token: bool = command.flag(
         "tokens and a vector per token, instead of one vector per text", False
     )
-    max_seq_length: int = command.flag(
-        "maximum length of a text or pair in tokens, including [CLS] and [SEP]", 128
+    max_seq_length: int | None = command.flag(
+        "maximum length of a text or pair in tokens, including [CLS] and [SEP]; default: that of "
+        "an embedder, else 128",
+        None,
     )
     do_lower_case: bool | None = command.flag(
         "lowercasing of the text; by default as configured in the model", None
+    )
+    prompt: str | None = command.flag(
+        "name of the embedder's prompt before each text; default: its default prompt", None
     )
     batch_size: int = command.flag("rows per batch", 64)
     overwrite: bool = command.flag("replacement of an existing --output file", False)
@@ -57,8 +66,8 @@ class ExtractSettings(OutputSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, minimum in (("max_seq_length", 4), ("batch_size", 1)):
-            if getattr(self, name) < minimum:
-                raise UserError(f"--{name}={getattr(self, name)}: expected an integer >= {minimum}")
+            if (value := getattr(self, name)) is not None and value < minimum:
+                raise UserError(f"--{name}={value}: expected an integer >= {minimum}")
         self.check_output(self.input, self.output, self.model, self.overwrite)
         if self.output is None:
             return
@@ -79,7 +88,7 @@ class ExtractSettings(OutputSettings):
         is_array = self.output is not None and self.output.endswith(".npy")
         for path in self.input_files(self.input):
             input_checks.check_rows(rows, path, labelled=False, accepts_bad=not is_array)
-        sources.check(self.model)
+        sources.check(self.model, as_embedder=True)
 
 
 def main(settings: ExtractSettings) -> None:
@@ -99,6 +108,7 @@ def main(settings: ExtractSettings) -> None:
             settings.pooling,
             settings.max_seq_length,
             len(settings.columns),
+            settings.prompt,
         )
         count, bad = extract(
             embedder,
@@ -119,7 +129,8 @@ def _errors(bad):
 
 def _extract_shards(settings):
     names = (
-        "layers pooling per_token max_seq_length do_lower_case unescape_html batch_size file_format"
+        "layers pooling per_token max_seq_length do_lower_case prompt unescape_html batch_size "
+        "file_format"
     )
     common = {name: getattr(settings, name) for name in names.split()}
     job = vector_job(settings.model, tuple(settings.columns), **common)

@@ -31,21 +31,30 @@ class SearchSettings:
     unescape_html: bool = command.flag(
         "conversion of HTML character references, such as &amp;, to characters", False
     )
-    layers: str = command.flag(
-        "encoder layers that the vectors are taken from",
-        "last",
+    layers: str | None = command.flag(
+        "encoder layers that the vectors are taken from; default: those of an embedder, else last",
+        None,
         choices=("last", "second_to_last", "sum_last_4", "concat_last_4"),
     )
-    pooling: str = command.flag(
-        "vector of a text: that of [CLS], or the mean over all tokens",
-        "mean",
-        choices=("cls", "mean"),
+    pooling: str | None = command.flag(
+        "vector of a text; default: as in an embedder, else mean",
+        None,
+        choices=("cls", "mean", "max", "mean_sqrt_len"),
     )
-    max_seq_length: int = command.flag(
-        "maximum length of a text in tokens, including [CLS] and [SEP]", 128, bounds={">=": 4}
+    max_seq_length: int | None = command.flag(
+        "maximum length of a text in tokens, including [CLS] and [SEP]; default: that of an "
+        "embedder, else 128",
+        None,
+        bounds={">=": 4},
     )
     do_lower_case: bool | None = command.flag(
         "lowercasing of the text; by default as configured in the model", None
+    )
+    prompt: str | None = command.flag(
+        "name of the embedder's prompt before each row; default: its default prompt", None
+    )
+    query_prompt: str | None = command.flag(
+        "name of the embedder's prompt before the query; default: that before each row", None
     )
 
     def __post_init__(self) -> None:
@@ -60,7 +69,7 @@ class SearchSettings:
         rows = {"kind": "pretrained", "text_columns": [self.text_column]}
         input_checks.check_rows(rows, self.input, labelled=False)
         open_vectors(self.vectors)
-        sources.check(self.model)
+        sources.check(self.model, as_embedder=True)
 
 
 def main(settings: SearchSettings) -> None:
@@ -82,8 +91,11 @@ def main(settings: SearchSettings) -> None:
         settings.layers,
         settings.pooling,
         settings.max_seq_length,
+        prompt=settings.prompt,
     )
     query, first = embedder.predict([settings.query, texts[0]])
+    if settings.query_prompt is not None:
+        (query,) = embedder.predict([settings.query], prompt=settings.query_prompt)
     strict_json.check_finite(query.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
     if len(query) != vectors.shape[1] or cosines(vectors[:1], first)[0] < MIN_COSINE:

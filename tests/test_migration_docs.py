@@ -4,15 +4,20 @@ Each block of commands runs in a directory of its own, with the files that the p
 """
 
 import json
+import pathlib
 import shutil
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.doc_pages import LABELS, TEXTS, blocks, run, write_files
+from tests.sentence_transformers_files import OLD_POOLING, write_json
 from tests.test_docs import split_fences
 
-PAGES = ("from-google-research", "from-transformers", "from-keras-hub")
+PAGES = (
+    *("from-google-research", "from-transformers", "from-keras-hub"),
+    "from-sentence-transformers",
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +26,17 @@ def files(tmp_path_factory):
     here = tmp_path_factory.mktemp("files")
     write_files(here)
     return here
+
+
+def add_modules():
+    """Make DIR a directory of sentence-transformers."""
+    modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    entries = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in modules.items()
+    ]
+    write_json(pathlib.Path("DIR/modules.json"), entries)
+    write_json(pathlib.Path("DIR/1_Pooling/config.json"), OLD_POOLING)
 
 
 @pytest.mark.slow
@@ -32,6 +48,8 @@ def test_commands_of_migration_pages_run(files, page, number, tmp_path, monkeypa
     shutil.copytree(files, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     commands = blocks(f"docs/{page}.md")[number]
+    if page == "from-sentence-transformers":
+        add_modules()
     if "model.ckpt" in commands[0]:  # Fine-tuned in google-research/bert.
         run(
             "python -m tasks.finetune --task=mrpc --train=MRPC/train.tsv --init_from=BERT_BASE_DIR "
@@ -55,7 +73,9 @@ def test_snippets_of_migration_pages_run(files, page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here" / "predictions.jsonl").write_text('{"id": "a", "answer": "b"}\n')
     names = {"PATH": "DIR", "texts": list(TEXTS), "labels": list(LABELS)}
-    if page == "from-transformers":
+    if page == "from-sentence-transformers":
+        add_modules()
+    elif page == "from-transformers":
         run(
             "python -m tasks.finetune --task=classification --train=train.csv --init_from=DIR "
             "--output_dir=RUN --epochs=1"
@@ -70,5 +90,7 @@ def test_snippets_of_migration_pages_run(files, page, tmp_path, monkeypatch):
         assert len(names["layers"]) == 4
     elif page == "from-keras-hub":
         assert names["own"].output_shape == (None, 3)
+    elif page == "from-sentence-transformers":
+        assert (names["vectors"] ** 2).sum(axis=1).tolist() == pytest.approx([1.0] * len(TEXTS))
     else:
         assert len(names["outputs"]["attentions"]) == 4

@@ -17,7 +17,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.conversion import google_export, huggingface_export, keras_export
+from bert_tf.conversion import (
+    google_export,
+    huggingface_export,
+    keras_export,
+    sentence_transformers_export,
+)
 from bert_tf.conversion.exported_model import ExportedModel
 from bert_tf.errors import UserError
 from bert_tf.pretraining.model import PretrainingModel
@@ -41,6 +46,7 @@ _WRITERS = {
     "huggingface": huggingface_export,
     "google": google_export,
     "keras": keras_export,
+    "sentence-transformers": sentence_transformers_export,
 }
 Outputs = dict[str, np.ndarray]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_tf.runs.run import Run
-from bert_tf.weights import heads, name_map
+from bert_tf.weights import heads, name_map, sentence_transformers
 from bert_tf.weights.sources import PretrainedWeights
 
 # Fields of task.json that change predictions, with the values of what other libraries do.
@@ -28,6 +28,10 @@ _PREDICTION_FIELDS = {
     "truncation": "head",
     "layers": "last",
     "pooling": None,
+    "dense_units": [],
+    "normalize": False,
+    "default_prompt": None,
+    "activation": "identity",
 }
 
 
@@ -97,6 +101,10 @@ class ExportedModel:
 def from_pretrained(pretrained: PretrainedWeights, path: str | os.PathLike[str]) -> ExportedModel:
     """Return weights as a model to write; their source `path` may be a run with another task."""
     task = pretrained.task
+    if pretrained.embedder is not None:
+        fields = ("kind", "max_seq_length", "text_columns", *sentence_transformers.FIELDS)
+        embedder = {name: pretrained.embedder.get(name) for name in fields}
+        return ExportedModel(pretrained, embedder)
     if task is None:
         return ExportedModel(pretrained, Run.open(path).task if Run.exists(path) else None)
     if heads.is_binary(task):

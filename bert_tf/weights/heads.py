@@ -26,6 +26,7 @@ from bert_tf.weights.name_map import architectures
 KERNEL, BIAS = "classifier/kernel", "classifier/bias"
 NEXT_SENTENCE_LABELS = ("is_next", "not_next")
 MAX_SEQ_LENGTH = 512
+ACTIVATIONS = ("identity", "sigmoid")  # Of a regressor's output.
 # Of a label that the source does not have: too small to be predicted, or to change a probability.
 NEVER = -1e4
 
@@ -59,6 +60,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "label_column": "label",
         "unescape_html": False,
         "truncation": "head",
+        "activation": "identity",
     },
     "tagging": {
         "max_seq_length": None,
@@ -110,6 +112,7 @@ def read_head(
     max_seq_length: int,
     labels: Sequence[str] = (),
     pairs: bool = False,
+    activation: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the task of a head, as in task.json, and its weights as the task's model has them.
 
@@ -119,6 +122,7 @@ def read_head(
         max_seq_length: Maximum tokens of the model or its tokenizer.
         labels: Names of the C labels; by default those of the configuration.
         pairs: Whether a sequence classifier or regressor reads pairs of texts.
+        activation: Of the output of a cross-encoder, which reads pairs; `None` for other models.
 
     Raises:
         UserError: The head is of no supported task; the message says why.
@@ -137,7 +141,13 @@ def read_head(
         if is_binary({"kind": kind, **fields}):
             # softmax(W0 h, W1 h)[1] = sigmoid((W1 - W0) h)
             kernel, bias = kernel[:, 1:] - kernel[:, :1], bias[1:] - bias[:1]
-        if pairs:
+        if activation and kind == "regression":
+            if activation not in ACTIVATIONS:
+                raise UserError(
+                    f"activation {activation:.80}: expected one of {', '.join(ACTIVATIONS)}"
+                )
+            fields["activation"] = activation
+        if pairs or activation:
             fields["text_columns"] = ["text_a", "text_b"]
     elif kind == "tagging":
         order, kernel, bias = _as_bio(names, kernel, bias)

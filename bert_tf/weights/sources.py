@@ -14,7 +14,14 @@ from bert_tf.runs import checkpoints
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import google, heads, huggingface, keras_preset, name_map
+from bert_tf.weights import (
+    google,
+    heads,
+    huggingface,
+    keras_preset,
+    name_map,
+    sentence_transformers,
+)
 from bert_tf.weights.name_map import StoredModel
 
 if TYPE_CHECKING:
@@ -51,6 +58,9 @@ class PretrainedWeights:
             unsupported task with the reason.
         task: Contents of task.json, or `None` for weights without the head of a task.
         initialized: Components that the source does not have and that were initialized.
+        embedder: Fields of task.json of the task type similarity, if the source is an embedder. Its
+            dense layers are in `weights`.
+        unsupported_embedder: Why the source is an embedder whose vectors cannot be computed here.
     """
 
     config: BertConfig
@@ -60,6 +70,13 @@ class PretrainedWeights:
     unused_tensors: tuple[str, ...] = ()
     task: dict[str, Any] | None = None
     initialized: tuple[str, ...] = ()
+    embedder: dict[str, Any] | None = None
+    unsupported_embedder: str | None = None
+
+    @property
+    def run_task(self) -> dict[str, Any] | None:
+        """Return the contents of task.json of a run of these weights, or `None`."""
+        return self.task or self.embedder
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -69,7 +86,7 @@ class PretrainedWeights:
     @property
     def saved_weights(self) -> dict[str, np.ndarray]:
         """The weights that `save` writes: the model of a task has no pretraining heads."""
-        unused = name_map.HEADS if self.task else ()
+        unused = name_map.HEADS if self.run_task else ()
         return {
             name: array for name, array in self.weights.items() if name.split("/")[0] not in unused
         }
@@ -88,6 +105,9 @@ class PretrainedWeights:
         used = checkpoints.model_variables(model).keys() - ({} if head else _CLASSIFIER)
         there = self._heads_in(used)
         unused = [f"{part} head" for part in self.heads if part not in there]
+        dense = sentence_transformers.dense_names(self.embedder or {})
+        if dense and not set(dense) <= (head or {}).keys():
+            unused.append("dense layers of the embedder")
         return self._origin([*unused, *self.unused_tensors])
 
     def assign_to(
@@ -121,9 +141,12 @@ class PretrainedWeights:
         Raises:
             UserError: `keep` is true and there is no head for this task.
         """
-        if keep is False or (keep is None and self.task is None):
+        is_embedder = task["kind"] == sentence_transformers.KIND
+        if keep is False or (keep is None and self.task is None and not is_embedder):
             return None
         try:
+            if is_embedder:
+                return sentence_transformers.match_dense(self.embedder, self.weights, task)
             if self.task is None:
                 raise UserError("expected weights with the head of a task, received none")
             return heads.match_head(self.task, self.weights, task)
@@ -136,7 +159,7 @@ class PretrainedWeights:
         """Write the weights to a new run directory, as its checkpoint of step 0; return the run."""
         with Run.writing(path):
             train = {"origin": self.origin}
-            run = Run.create(path, self.config, self.vocabulary, train, self.task)
+            run = Run.create(path, self.config, self.vocabulary, train, self.run_task)
             run.checkpoints.save(0, self.saved_weights)
         return run
 
@@ -168,7 +191,10 @@ def read_pretrained(
     labels: Sequence[str] = (),
     pairs: bool = False,
 ) -> PretrainedWeights:
-    """Read a run, a Hugging Face directory, a TensorFlow checkpoint or a keras-nlp preset.
+    """Read a run, or a directory of another library.
+
+    These are Hugging Face and sentence-transformers directories, TensorFlow checkpoints and
+    keras-nlp presets.
 
     Args:
         path: Directory, prefix of a TensorFlow checkpoint, or the name of a published keras-nlp
@@ -200,9 +226,15 @@ def read_stored(path: str | os.PathLike[str]) -> StoredModel:
 
 
 def check(
-    path: str | os.PathLike[str], config_file: str | None = None, vocab_file: str | None = None
+    path: str | os.PathLike[str],
+    config_file: str | None = None,
+    vocab_file: str | None = None,
+    *,
+    as_embedder: bool = False,
 ) -> BertConfig | None:
     """Check for a model at a path without reading its weights; arguments as of `read_pretrained`.
+
+    With `as_embedder`, also check that the vectors of an embedder can be computed.
 
     Returns:
         `BertConfig`, or `None` if only TensorFlow can read it (remote paths, published keras-nlp
@@ -218,6 +250,8 @@ def check(
         run.checkpoints.best_or_latest_step()
         return run.config
     reader, where, _ = _reader_of(path, config_file, vocab_file)
+    if as_embedder and reader is sentence_transformers:
+        sentence_transformers.settings_of(where)
     found = reader.read_config(where)
     return found and found[0]
 
@@ -233,11 +267,31 @@ def _read(path, config_file, vocab_file, labels, pairs):
     if name_map.pooler_names(config).isdisjoint(weights):
         weights |= _new_pooler(config)
         initialized = ["pooler"]
+    if reader is sentence_transformers:
+        weights = {name: weights[name] for name in weights if name not in _CLASSIFIER}
+        embedder, reason = None, None
+        try:
+            settings = _embedder(where, config)
+            weights |= sentence_transformers.dense_weights(where)
+            embedder = settings
+        except UserError as error:
+            # The encoder can be used for another task.
+            reason = str(error)
+            unused_tensors = [f"embedder, {reason}", *unused_tensors]
+        return PretrainedWeights(
+            *(config, vocabulary, weights, source, tuple(unused_tensors)),
+            initialized=tuple(initialized),
+            embedder=embedder,
+            unsupported_embedder=reason,
+        )
     weights |= heads.of_next_sentence(weights, stored.values)
     if heads.KERNEL in weights:
         limit = min(config.max_position_embeddings, _model_max_length(where))
+        activation = None
+        if reader is huggingface:
+            activation = sentence_transformers.head_activation(where, stored.values)
         try:
-            task, head = heads.read_head(weights, stored.values, limit, labels, pairs)
+            task, head = heads.read_head(weights, stored.values, limit, labels, pairs, activation)
             weights |= head
         except UserError as error:
             # The encoder can be used for another task.
@@ -248,6 +302,16 @@ def _read(path, config_file, vocab_file, labels, pairs):
     )
 
 
+def _embedder(path, config):
+    """Return the contents of task.json of a sentence-transformers directory."""
+    settings = sentence_transformers.settings_of(path)
+    length = settings.get(
+        "max_seq_length", _model_max_length(sentence_transformers.encoder_directory(path))
+    )
+    limit = min(config.max_position_embeddings, length)
+    return {**settings, "layers": "last", "max_seq_length": limit}
+
+
 def _read_run(run):
     """Read the best or latest checkpoint of a run."""
     step = run.checkpoints.best_or_latest_step()
@@ -256,10 +320,15 @@ def _read_run(run):
     tensors = checkpoints.read(chosen)
     stored = StoredModel(run.config, run.vocabulary, tensors, "ours", ".*", str(chosen))
     weights, _ = name_map.rename(stored)
-    task = None
-    if heads.KERNEL in weights and run.task is not None:
+    task = embedder = None
+    if run.task is not None and run.task["kind"] == sentence_transformers.KIND:
+        embedder = run.task
+        weights |= {name: tensors[name] for name in sentence_transformers.dense_names(embedder)}
+    elif heads.KERNEL in weights and run.task is not None:
         task = {**run.task, **(run.checkpoints.info(step).get("tuned") or {}).get("values", {})}
-    return PretrainedWeights(run.config, run.vocabulary, weights, f"run {chosen}", task=task)
+    return PretrainedWeights(
+        run.config, run.vocabulary, weights, f"run {chosen}", task=task, embedder=embedder
+    )
 
 
 def _new_pooler(config):
@@ -299,6 +368,7 @@ def _reader_of(path, config_file=None, vocab_file=None):
     if (directory / _ADAPTER).is_file():  # Also beside the model that it changes.
         raise UserError(f"{directory}: holds {_ADAPTER}, {_OTHER_FORMATS[_ADAPTER]}")
     for kind, reader in (
+        ("sentence-transformers directory", sentence_transformers),
         ("Hugging Face directory", huggingface),
         ("keras-nlp preset", keras_preset),
     ):

@@ -78,7 +78,7 @@ def read(directory: pathlib.Path, vocab_size: int) -> TokenizerSettings:
             f"{json_path}: no such file; expected it, because tokenizer_class in "
             f"tokenizer_config.json is {settings['tokenizer_class']}"
         )
-    values = _object(json_path)
+    values = _flattened(_object(json_path))
     if has_json:
         _check_parts(values, json_path)
         _check_post_processor(values, json_path)
@@ -118,6 +118,23 @@ def _settings(directory):
                     f"changes token ids; expected {expected!r}"
                 )
     return settings
+
+
+def _flattened(values):
+    """Return tokenizer.json with lower-casing before BERT's normalizer as a setting of it.
+
+    sentence-transformers writes both as a sequence. Accents stay unless they are stripped anyway.
+    """
+    try:
+        first, second = values["normalizer"]["normalizers"]
+        if (first["type"], second["type"]) != ("Lowercase", "BertNormalizer"):
+            return values
+    except (KeyError, TypeError, ValueError):
+        return values
+    strips = second.get("strip_accents")
+    if not second.get("lowercase"):
+        second = {**second, "lowercase": True, "strip_accents": bool(strips)}
+    return {**values, "normalizer": second}
 
 
 def _check_parts(values, path):

@@ -50,6 +50,8 @@ class Signature:
         """Return an example request of two rows, as input names with their values."""
         if "token" in self.outputs:
             return {"text": MASKED}
+        if self.inputs.keys() == {"text", "prompt"}:
+            return {"text": EXAMPLES["text"], "prompt": ["query: ", "query: "]}
         plain = EXAMPLES["text"]
         return {
             name: EXAMPLES.get(name) or ([[text] for text in plain] if tensor.rank == 2 else plain)

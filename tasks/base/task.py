@@ -61,6 +61,8 @@ class OutputSpec:
         is_log_odds: Whether it is an unbounded difference of logits. Where it is large, a
             difference hardly changes the probability, so a lower precision is compared by that.
         is_vector: Whether its tolerance is relative, for values of any size.
+        is_derived: Whether it is a sum of large numbers that follows from outputs which are
+            compared, so that its values are not.
     """
 
     description: str
@@ -68,6 +70,7 @@ class OutputSpec:
     in_near_ties: bool = False
     is_log_odds: bool = False
     is_vector: bool = False
+    is_derived: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,17 +73,28 @@ class _Model(keras.Model):
 
 
 class SequenceClassifier(_Model):
-    """Classifier or regressor of a text or pair; `output` is the name of its output."""
+    """Classifier or regressor of a text or pair; `output` is the name of its output.
 
-    def __init__(self, config: BertConfig, units: int, output: str = "label", **kwargs):
+    `activation` is the name in Keras of the activation of the output; `None` is for logits.
+    """
+
+    def __init__(
+        self,
+        config: BertConfig,
+        units: int,
+        output: str = "label",
+        activation: str | None = None,
+        **kwargs,
+    ):
         super().__init__(config, units, **kwargs)
-        self.output_key = output
+        self.output_key, self.activation = output, activation
 
     def call(
         self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> dict[str, tf.Tensor]:
-        """Return logits `(B, C)` by the name of the output."""
-        return {self.output_key: self.text_scores(inputs, training, seed)}
+        """Return logits `(B, C)` by the name of the output, after the activation, if any."""
+        activate = keras.activations.get(self.activation)
+        return {self.output_key: activate(self.text_scores(inputs, training, seed))}
 
 
 class ChoiceModel(_Model):

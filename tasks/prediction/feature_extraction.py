@@ -11,25 +11,45 @@ from bert_tf.storage import strict_json
 from bert_tf.storage.files import atomic_bytes_writer
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import use_precision
+from bert_tf.weights.sentence_transformers import KIND
 from bert_tf.weights.sources import PretrainedWeights
+from tasks.base.task_types import default_settings
 from tasks.data.readers.rows import Example, raise_bad_rows, read_rows
 from tasks.prediction.prediction_files import in_batches, outputs_with_progress, write_lines
 from tasks.types.similarity.embedding_model import LAYERS
-from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
+from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder, options_from
 
 
 def create_embedder(
     pretrained: PretrainedWeights,
-    layers: str,
-    pooling: str,
-    max_seq_length: int,
+    layers: str | None,
+    pooling: str | None,
+    max_seq_length: int | None,
     num_texts: int = 1,
+    prompt: str | None = None,
 ) -> TextEmbedder:
     """Create the embedder that the flags of tasks.extract describe; for pairs, `num_texts` is 2.
 
+    A flag that is `None` has the value of an embedder; of other weights those are layers "last",
+    pooling "mean", 128 tokens and no prompt.
+
     Raises:
-        UserError: If the encoder has too few layers, positions or segments.
+        UserError: If the encoder has too few layers, positions or segments, or there is no such
+            prompt.
     """
+    flags = {
+        "layers": layers,
+        "pooling": pooling,
+        "max_seq_length": max_seq_length,
+        "default_prompt": prompt,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    options = {
+        "max_seq_length": default_settings(KIND)["max_seq_length"],
+        **options_from(pretrained, {**given, "pairs": num_texts == 2}),
+    }
+    max_seq_length = options["max_seq_length"]
+    layers = options.get("layers", "last")
     config = pretrained.config
     for flag, expected, available, what in (
         (f"--layers={layers}", LAYERS[layers][0], config.num_hidden_layers, "layers"),
@@ -40,9 +60,7 @@ def create_embedder(
             raise UserError(
                 f"{flag}: requires {expected} {what}, but {pretrained.origin} has {available}"
             )
-    task = SimilarityTask.from_options(
-        max_seq_length=max_seq_length, pairs=num_texts == 2, layers=layers, pooling=pooling
-    )
+    task = SimilarityTask.from_options(**options)
     return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
 
 

@@ -275,11 +275,12 @@ def vector_job(
     columns: tuple[str, ...],
     *,
     unescape_html: bool,
-    layers: str,
-    pooling: str,
+    layers: str | None,
+    pooling: str | None,
     per_token: bool,
-    max_seq_length: int,
+    max_seq_length: int | None,
     do_lower_case: bool | None,
+    prompt: str | None,
     **options: Any,
 ) -> OutputJob:
     """Return the job of the vectors of a pretrained encoder.
@@ -291,7 +292,7 @@ def vector_job(
     is_directory = os.path.isdir(model)
     model_files = _all_files(model) if is_directory else sorted(glob.glob(f"{glob.escape(model)}*"))
     rows = functools.partial(read_rows, columns=columns, unescape_html=unescape_html)
-    chosen = (layers, pooling, max_seq_length, len(columns))
+    chosen = (layers, pooling, max_seq_length, len(columns), prompt)
     load = functools.partial(_load_vectors, model, do_lower_case, chosen, columns, per_token)
     return OutputJob("vectors", model_files, rows, load, **options)
 

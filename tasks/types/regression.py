@@ -1,6 +1,7 @@
 """Regression: a number for a text or a pair, as STS-B's similarity (Devlin et al. 2019, 4.1).
 
-The output is the number itself, trained with squared error; it is neither clipped nor scaled.
+The output is the number itself, trained with squared error; it is neither clipped nor scaled. With
+the activation "sigmoid", as of cross-encoders, it is from 0 to 1.
 
 Shape suffixes: N examples.
 """
@@ -13,8 +14,9 @@ import keras
 import numpy as np
 
 from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
 from bert_tf.train.losses import squared_difference, squared_error
-from tasks.base.task import OutputSpec
+from tasks.base.task import OutputSpec, described
 from tasks.base.text_task import LabelledTextTask
 from tasks.data.examples import Arrays, EncodedExamples, Tensors
 from tasks.data.windows import Windows
@@ -22,12 +24,18 @@ from tasks.graph.heads import SequenceClassifier
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
 from tasks.model.task_model import TaskModel
 
+# Name in Keras by that in task.json.
+ACTIVATIONS = {"identity": None, "sigmoid": "sigmoid"}
 LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegressionTask(LabelledTextTask):
-    """Prediction of a number per text or pair of texts."""
+    """Prediction of a number per text or pair of texts.
+
+    Attributes:
+        activation: A key of ACTIVATIONS, of the output.
+    """
 
     kind = "regression"
     description = "Predicts a number for a text or for a pair of texts."
@@ -37,6 +45,14 @@ class RegressionTask(LabelledTextTask):
     label_dtype = np.float32
     can_stream = True
     best_metric = "spearman"
+
+    activation: str = described("activation of the output", "identity")
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise UserError(
+                f"activation={self.activation!r:.80}: expected one of {', '.join(ACTIVATIONS)}"
+            )
 
     def label_of(self, label: str) -> float:
         """Return the number; raises ValueError if it is not a finite float32."""
@@ -53,8 +69,9 @@ class RegressionTask(LabelledTextTask):
         return self.label_of(str(value))
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
-        """Return the encoder with one linear output."""
-        return SequenceClassifier(config, 1, output="value", name=self.kind, dtype=dtype)
+        """Return the encoder with one output."""
+        options: dict[str, Any] = {"name": self.kind, "dtype": dtype}
+        return SequenceClassifier(config, 1, "value", ACTIVATIONS[self.activation], **options)
 
     def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return the predicted value, float32 `(B,)`."""
@@ -75,9 +92,10 @@ class TextRegressor(TaskModel):
     """Regressor: one number per text or pair.
 
     Options of `from_pretrained`:
+        activation: "identity", or "sigmoid" for numbers from 0 to 1.
         pairs: Whether a row is a pair of texts.
         truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
     """
 
     task_class = RegressionTask
-    options = ("pairs", "truncation")
+    options = ("activation", "pairs", "truncation")

@@ -109,6 +109,7 @@ def test_vectors_are_those_of_the_embedder(models, tmp_path, per_token):
         per_token=per_token,
         max_seq_length=8,
         do_lower_case=None,
+        prompt=None,
         batch_size=2,
         file_format="parquet",
     )

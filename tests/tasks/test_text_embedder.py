@@ -7,12 +7,16 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tasks
-from bert_tf import UserError, read_pretrained
+from bert_tf import Tokenizer, UserError, read_pretrained
+from bert_tf.conversion import checked_conversion
 from tasks.base.task import task_from_dict
 from tasks.prediction.feature_extraction import create_embedder, extract
+from tasks.types.similarity.embedding_model import SIMILARITIES, normalized
 from tasks.types.similarity.text_embedder import SimilarityTask
+from tests import sentence_transformers_files as st_files
 from tests import small
 from tests.conftest import ROOT
 
@@ -75,6 +79,156 @@ def test_options_select_layers_pooling_and_the_end_of_the_text(huggingface_dir):
 def test_wrong_options_are_reported(huggingface_dir, options, message):
     with pytest.raises(UserError, match=message):
         tasks.TextEmbedder.from_pretrained(huggingface_dir, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"pooling": "mean+last"},
+            r"pooling='mean\+last': expected one of cls, mean, max",
+        ),
+        ({"similarity": "hamming"}, "similarity='hamming': expected one of cosine, dot, euclidean"),
+        (
+            {"dense_units": (0,), "dense_activations": ("tanh",)},
+            r"dense_units=\(0,\): expected int",
+        ),
+        (
+            {"dense_units": (3,), "dense_activations": ("relu",)},
+            r"dense_activations=\('relu',\): expected 1 of tanh, identity, one per dense layer",
+        ),
+        (
+            {"default_prompt": "x"},
+            "default_prompt='x': expected one of none, since the model",
+        ),
+        (
+            {"default_prompt": "x", "prompts": {"query": "a"}},
+            "default_prompt='x': expected one of 'query'",
+        ),
+        (
+            {"default_prompt": "a", "prompts": {"a": "b"}, "text_columns": ("text_a", "text_b")},
+            "default_prompt='a': expected none with pairs",
+        ),
+    ],
+)
+def test_fields_without_a_meaning_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        SimilarityTask(max_seq_length=8, **options)
+
+
+def test_similarities_of_vectors():
+    a, b = np.array([[3.0, 4.0], [0.0, 2.0]]), np.array([[4.0, -3.0], [0.0, 5.0]])
+    expected = {
+        "cosine": [0, 1],
+        "dot": [0, 10],
+        "euclidean": [-(50**0.5), -3],
+        "manhattan": [-8, -3],
+    }
+    assert expected.keys() == SIMILARITIES.keys()
+    for name, scores in expected.items():
+        np.testing.assert_allclose(SIMILARITIES[name](a, b), scores, atol=1e-6)
+    np.testing.assert_array_equal(normalized(np.zeros((1, 2))), np.zeros((1, 2)))
+
+
+def test_tokens_of_a_prompt_have_no_offsets(vocabulary):
+    task = SimilarityTask(max_seq_length=7, prompts={"query": "the bill "}, default_prompt="query")
+    tokenize = Tokenizer(vocabulary, True).tokenize_with_offsets
+    texts = {"text": tf.constant(["my app is", ""])}
+    packed = task.encode(texts, tokenize, vocabulary).packed
+    entries = vocabulary.entries
+    assert [[entries[number] for number in row] for row in packed.input_ids.to_list()] == [
+        ["[CLS]", "the", "bill", "my", "app", "is", "[SEP]"],
+        ["[CLS]", "the", "bill", "[SEP]"],
+    ]
+    assert packed.starts.to_list() == [[-1, -1, -1, 0, 3, 7, -1], [-1] * 4]
+    assert packed.ends.to_list() == [[-1, -1, -1, 2, 6, 9, -1], [-1] * 4]
+
+
+@pytest.fixture
+def directory(tmp_path, config, vocabulary):
+    """Return a directory of sentence-transformers with all modules."""
+    return st_files.write(
+        tmp_path / "model",
+        config,
+        vocabulary,
+        kinds=("Transformer", "Pooling", "Dense", "Normalize"),
+        pooling={**st_files.POOLING, "pooling_mode": ["max", "cls"]},
+        dense={**st_files.DENSE, "in_features": 24},
+        tensors=st_files.dense_tensors(24),
+        encoder={"max_seq_length": 7},
+        model={**st_files.MODEL, "default_prompt_name": "query"},
+    )
+
+
+def test_options_override_the_settings_of_a_directory(directory):
+    task = tasks.TextEmbedder.from_pretrained(directory).task
+    assert task == SimilarityTask(
+        max_seq_length=7,
+        pooling="max+cls",
+        dense_units=(5,),
+        dense_activations=("tanh",),
+        normalize=True,
+        prompts={"query": "the bill ", "document": ""},
+        default_prompt="query",
+    )
+    changed = {"normalize": False, "prompts": {}, "max_seq_length": 9, "dense_units": (5, 3)}
+    model = tasks.TextEmbedder.from_pretrained(directory, **changed)
+    assert model.task == dataclasses.replace(
+        task, **changed, dense_activations=("tanh", "tanh"), default_prompt=None
+    )
+    assert model.has_new_head and "dense layers of the embedder" in model.record["origin"]
+    embedder = create_embedder(read_pretrained(directory), None, None, None)
+    assert embedder.task == task and not embedder.has_new_head
+    embedder = create_embedder(read_pretrained(directory), None, None, 9)
+    assert embedder.task == dataclasses.replace(task, max_seq_length=9)
+
+
+def test_an_embedder_that_is_not_supported_is_refused(tmp_path, config, vocabulary):
+    pooling = {**st_files.POOLING, "include_prompt": False}
+    path = st_files.write(tmp_path / "model", config, vocabulary, pooling=pooling)
+    for create in (
+        tasks.TextEmbedder.from_pretrained,
+        lambda path: create_embedder(read_pretrained(path), None, None, None),
+    ):
+        with pytest.raises(UserError, match="include_prompt=False is not supported"):
+            create(path)
+    assert tasks.TextClassifier.from_pretrained(path, labels=["a", "b"]).labels == ("a", "b")
+
+
+@pytest.mark.slow
+def test_vectors_of_a_directory_have_all_its_modules(directory, tmp_path):
+    model = tasks.TextEmbedder.from_pretrained(directory)
+    ids = model.tokenize(TEXTS)
+    inputs = {name: ids[name] for name in ("input_ids", "input_mask", "segment_ids")}
+    assert inputs["input_mask"].sum(axis=1).tolist() == [7, 5, 7, 4]  # With the prompt.
+    hidden = np.array(model.encoder(inputs)["sequence"])
+    largest = np.where(inputs["input_mask"][:, :, np.newaxis] == 1, hidden, -np.inf).max(axis=1)
+    tensors = st_files.dense_tensors(24)
+    pooled = np.concatenate([largest, hidden[:, 0]], axis=1)
+    dense = np.tanh(pooled @ tensors["linear.weight"].T + tensors["linear.bias"])
+    expected = dense / np.linalg.norm(dense, axis=1, keepdims=True)
+    vectors = model.predict(TEXTS)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        model.similarity(vectors, expected), expected @ expected.T, atol=1e-5
+    )
+    plain = model.predict(TEXTS, prompt="document")
+    assert np.abs(plain - vectors).max() > 0.01
+    np.testing.assert_allclose(
+        model.predict([f"the bill {text}" for text in TEXTS], prompt="document"), vectors, atol=1e-5
+    )
+    with pytest.raises(UserError, match="prompt='x': expected one of 'query', 'document'"):
+        model.predict(TEXTS, prompt="x")
+    columns = {"text_a": TEXTS, "text_b": TEXTS[::-1]}
+    scores = model.serving.call("similarity", columns)["score"]
+    np.testing.assert_allclose(scores, (expected * expected[::-1]).sum(axis=1), atol=1e-5)
+    # A run of it is the same embedder.
+    checked_conversion.save_run(read_pretrained(directory), str(tmp_path / "run"))
+    loaded = tasks.load_model(tmp_path / "run")
+    assert loaded.task == model.task
+    np.testing.assert_array_equal(loaded.predict(TEXTS), vectors)
+    again = create_embedder(read_pretrained(tmp_path / "run"), None, None, None)
+    np.testing.assert_array_equal(again.predict(TEXTS), vectors)
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import BatchLoss
-from tasks.base.task import OutputSpec, described
+from bert_tf.weights.sentence_transformers import FIELDS
+from bert_tf.weights.sources import PretrainedWeights
+from tasks.base.task import OutputSpec, Task, described
 from tasks.base.task_types import row_reader
 from tasks.base.text_task import TextTask
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
@@ -36,6 +38,7 @@ from tasks.types.similarity.embedding_model import (
     SIMILARITIES,
     EmbeddingModel,
 )
+from tasks.types.similarity.embedding_pipeline import EmbeddingPipeline
 from tasks.types.similarity.losses import LOSSES, NO_TEXT, SCORED, embedding_loss
 from tasks.types.similarity.ranks import ranks_of_positives
 
@@ -265,6 +268,17 @@ class SimilarityTask(TextTask):
                     numbers[row, place] = known.setdefault(key, len(known))
         return {"embedding": numbers}, weights
 
+    @classmethod
+    def from_options(cls, *, max_seq_length: int, pairs: bool = False, **options: Any) -> Self:
+        """Create the task from the options of `TextEmbedder.from_pretrained`.
+
+        Dense layers without `dense_activations` have tanh, as in sentence-transformers.
+        """
+        units = options.get("dense_units", ())
+        if units and not options.get("dense_activations"):
+            options["dense_activations"] = ("tanh",) * len(units)
+        return super().from_options(max_seq_length=max_seq_length, pairs=pairs, **options)
+
     def prompt_text(self, name: str, argument: str = "prompt") -> str:
         """Return a prompt by its name; raises UserError, which names the argument."""
         if name not in self.prompts:
@@ -381,6 +395,29 @@ def _integers(name, values):
         ) from None
 
 
+def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of an embedder; those that are not given are those of the weights.
+
+    Args:
+        pretrained: The weights, perhaps of an embedder.
+        given: Options of `TextEmbedder.from_pretrained`, "max_seq_length" included.
+
+    Raises:
+        UserError: If the weights are of an embedder whose vectors cannot be computed here.
+    """
+    if pretrained.unsupported_embedder:
+        raise UserError(pretrained.unsupported_embedder)
+    source = pretrained.embedder or {}
+    options = {name: source[name] for name in ("max_seq_length", *FIELDS) if name in source}
+    if len(source.get("text_columns", ())) > 1:
+        options["pairs"] = True
+    if "dense_units" in given:
+        options.pop("dense_activations", None)
+    if options.get("default_prompt") not in given.get("prompts", options.get("prompts", {})):
+        options.pop("default_prompt", None)
+    return {**options, **given}
+
+
 @keras.saving.register_keras_serializable("bert_tf")
 class TextEmbedder(TaskModel):
     """Embedder: one vector per text or pair.
@@ -388,7 +425,8 @@ class TextEmbedder(TaskModel):
     It is trained on pairs of an anchor and its positive, (anchors, positives) or (anchors,
     positives, negatives); on pairs with a score as y; or on texts with a class as y.
 
-    Options of `from_pretrained`:
+    Options of `from_pretrained`; those of a sentence-transformers directory or of the run of an
+    embedder are the defaults:
         layers: Encoder layers that the vectors are taken from: "last", "second_to_last",
             "sum_last_4" or "concat_last_4", which has 4 H numbers per vector.
         pooling: "mean" over all tokens, [CLS] and [SEP] included, "cls", "max", "mean_sqrt_len",
@@ -411,12 +449,44 @@ class TextEmbedder(TaskModel):
     """
 
     task_class = SimilarityTask
+    pipeline_class = EmbeddingPipeline
     has_head = False
     options = (
         *("layers", "pooling", "dense_units", "dense_activations", "normalize"),
         *("prompts", "default_prompt", "similarity", "pairs", "truncation"),
         *("loss", "temperature", "symmetric", "triplet_margin", "matryoshka_dims"),
     )
+
+    @classmethod
+    def _create_task(
+        cls,
+        pretrained: PretrainedWeights,
+        max_seq_length: int | None,
+        options: Mapping[str, Any],
+    ) -> Task:
+        """Create the task, with the settings of an embedder as defaults of the options."""
+        given = {} if max_seq_length is None else {"max_seq_length": max_seq_length}
+        options = options_from(pretrained, {**options, **given})
+        return super()._create_task(pretrained, options.pop("max_seq_length", None), options)
+
+    @classmethod
+    def from_weights(
+        cls,
+        pretrained: PretrainedWeights,
+        task: Task,
+        *,
+        seed: int = 0,
+        keep_head: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Create a model with pretrained weights; see `TaskModel.from_weights`.
+
+        Dense layers are the head of an embedder.
+        """
+        model = super().from_weights(pretrained, task, seed=seed, keep_head=keep_head, **kwargs)
+        is_new = pretrained.head_for(task.to_dict(), keep_head) is None
+        model.has_new_head = is_new and bool(model.task.dense_units)
+        return model
 
     @property
     def task(self) -> SimilarityTask:
@@ -429,7 +499,12 @@ class TextEmbedder(TaskModel):
         return self.network.vector_size
 
     def predict(  # type: ignore[override]  # The only output is returned without a dict.
-        self, x: Any, batch_size: int = ROWS_PER_CALL, **kwargs: Any
+        self,
+        x: Any,
+        batch_size: int = ROWS_PER_CALL,
+        *,
+        prompt: str | None = None,
+        **kwargs: Any,
     ) -> np.ndarray:
         """Return the vectors of rows, float32 `(N, D)`.
 
@@ -437,12 +512,23 @@ class TextEmbedder(TaskModel):
             x: Strings; for pairs a tuple of two lists, a dict or a DataFrame. Or a dict of token
                 ids.
             batch_size: Rows per call of the traced function.
+            prompt: Name of the prompt before each text, one of `task.prompts`; by default
+                `task.default_prompt`, if the model has one.
             **kwargs: Arguments of keras.Model.predict, for token ids only.
 
         Raises:
-            UserError: If x has no rows, or rows that are no strings.
+            UserError: If x has no rows, or rows that are no strings, or if there is no such prompt.
         """
-        return super().predict(x, batch_size, **kwargs)["embedding"]
+        if prompt is None:
+            return super().predict(x, batch_size, **kwargs)["embedding"]
+        text = self.task.prompt_text(prompt)
+        if len(self.task.input_names) > 1:
+            raise UserError(f"prompt={prompt!r:.80}: expected none with pairs")
+        self._warn_if_untrained()
+        columns = self._columns(x)
+        prompts = [text] * len(columns["text"])
+        columns = {"text": columns["text"], "prompt": prompts}
+        return self.serving.call("with_prompt", columns, batch_size)["embedding"]
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
         """Return the similarity of each vector of `a` to each of `b`, float32 `(N, M)`.
