@@ -57,6 +57,7 @@ EXTRAS = {
         "pytest-xdist>=3.6",  # Two at a time: half of the tests wait for a process of their own.
         "ruff==0.17.5",  # One version, so that "formatted" means one thing.
         "mypy==2.4.1",  # Types of public code.
+        "pytrec-eval-terrier>=0.5.11",  # Numbers of trec_eval, to compare metrics with.
         "pandas>=2.2",  # Rows and labels of `fit` may be columns of a table.
         "nbclient>=0.10",  # The test that executes it.
         "nbformat>=5.10",
