@@ -9,6 +9,8 @@ Each line of stdout is a JSON object, the most similar row first: {"similarity":
 
 import dataclasses
 
+import numpy as np
+
 from bert_tf.errors import UserError
 from bert_tf.storage import paths, strict_json
 from bert_tf.system import command
@@ -66,8 +68,9 @@ class SearchSettings:
 def main(settings: SearchSettings) -> None:
     """Print the most similar rows."""
     from tasks.data.readers.rows import raise_bad_rows, read_rows
+    from tasks.metrics.nearest_vectors import nearest
     from tasks.prediction.feature_extraction import create_embedder
-    from tasks.prediction.similarity import cosines, nearest, open_vectors
+    from tasks.prediction.similarity import open_vectors
 
     column = settings.text_column
     rows = raise_bad_rows(read_rows(settings.input, (column,), settings.unescape_html))
@@ -83,15 +86,17 @@ def main(settings: SearchSettings) -> None:
         settings.pooling,
         settings.max_seq_length,
     )
-    query, first = embedder.predict([settings.query, texts[0]])
-    strict_json.check_finite(query.tolist(), settings.model)
+    query_1D, first_1D = np.split(embedder.predict([settings.query, texts[0]]), 2)
+    strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
-    if len(query) != vectors.shape[1] or cosines(vectors[:1], first)[0] < MIN_COSINE:
+    is_other = query_1D.shape[1] != vectors.shape[1]
+    if is_other or nearest(vectors[:1], first_1D, 1)[1][0, 0] < MIN_COSINE:
         raise UserError(
             f"{settings.vectors}: not the vectors of {settings.input} by {settings.model} with "
             "these flags; pass the flags of the tasks.extract command, or run it again"
         )
-    for row, similarity in nearest(vectors, query, settings.top_k):
+    rows_1K, similarities_1K = nearest(vectors, query_1D, settings.top_k)
+    for row, similarity in zip(rows_1K[0].tolist(), similarities_1K[0].tolist(), strict=True):
         line = {"similarity": round(similarity, 4), "row": row, "text": texts[row]}
         print(strict_json.dumps_result(line, f"{settings.vectors}: row {row}"))
 

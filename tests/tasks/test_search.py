@@ -8,22 +8,10 @@ import pytest
 from bert_tf import UserError
 from bert_tf.system import command
 from tasks import extract, search
-from tasks.prediction import similarity
-from tasks.prediction.similarity import nearest, open_vectors
+from tasks.prediction.similarity import open_vectors
 from tests import small
 
 TEXTS = ["the bill is too high", "my app does not open", "the screen", "the bill is high"]
-
-
-def test_rows_are_ordered_by_cosine(monkeypatch):
-    vectors = np.array([[0, 1], [3, 3], [0, 0], [2, 0], [-1, 0], [9, 0]], np.float32)
-    for block in (1, 4, 100):
-        monkeypatch.setattr(similarity, "BLOCK", block)
-        found = nearest(vectors, np.array([5, 0], np.float32), 10)
-        assert [index for index, _ in found] == [3, 5, 1, 0, 2, 4]
-        values = [value for _, value in found]
-        np.testing.assert_allclose(values, [1, 1, 0.5**0.5, 0, 0, -1], atol=1e-6)
-    assert len(nearest(vectors, vectors[0], 2)) == 2
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.float32), np.zeros((2, 3)), None])

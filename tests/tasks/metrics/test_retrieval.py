@@ -78,6 +78,16 @@ def test_metrics_of_vectors():
     assert found["map"] == (1 / 2 + (1 + 2 / 4) / 2) / 2
 
 
+def test_vectors_are_ordered_by_cosine():
+    vectors = np.array([[0, 1], [3, 3], [0, 0], [2, 0], [-1, 0], [9, 0]], np.float32)
+    for size in (1, 4, 6):
+        blocks = [vectors[first : first + size] for first in range(0, 6, size)]
+        indices, values = nearest_in_blocks(blocks, np.array([[5, 0]], np.float32), 10)
+        assert indices.tolist() == [[3, 5, 1, 0, 2, 4]]
+        np.testing.assert_allclose(values, [[1, 1, 0.5**0.5, 0, 0, -1]], atol=1e-6)
+    assert nearest(vectors, vectors[:1], 2)[0].shape == (1, 2)
+
+
 @pytest.mark.parametrize("top_k", [1, 3, 10, 50])
 @pytest.mark.parametrize("size", [1, 7, 100])
 def test_nearest_in_blocks_equals_sorting(top_k, size):
