@@ -15,8 +15,7 @@ import os
 from bert_tf.errors import UserError
 from bert_tf.storage import paths
 from bert_tf.system import command
-from tasks.data.readers.rows import check_good, raise_bad_rows
-from tasks.data.readers.tables import read_rows
+from tasks.data.readers.rows import check_good, raise_bad_rows, read_rows
 from tasks.prediction.embedders import check_embedder, open_embedder
 
 
@@ -75,7 +74,7 @@ def main(settings: MineNegativesSettings) -> None:
             yield tuple(row.texts.values())
 
     rows = raise_bad_rows(read_rows(settings.corpus, (settings.text_column,)))
-    corpus = [row.texts[settings.text_column] for row in rows]
+    corpus = [str(row.texts[settings.text_column]) for row in rows]
     count = found = incomplete = 0
     with sole_output(settings.output, settings.overwrite), atomic_writer(settings.output) as lines:
         miner = NegativeMiner(

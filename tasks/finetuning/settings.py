@@ -147,6 +147,19 @@ class DataSettings:
     calibrate: bool = flag(
         "temperature scaling, fitted on the first dev file", False, tasks=("classification",)
     )
+    # Ranking.
+    ranking_loss: str = flag(
+        "loss per text (binary), or over all texts of a query (listwise)",
+        "binary",
+        choices=("binary", "listwise"),
+        tasks=("ranking",),
+    )
+    texts_per_query: int = flag(
+        "maximum texts per query in training, at least half of them irrelevant if possible",
+        16,
+        bounds={">=": 1},
+        tasks=("ranking",),
+    )
     # Anomaly detection.
     normal_labels: tuple[str, ...] = flag("labels of normal rows", (), tasks=("anomaly",))
     false_alarm_rate: float = flag(

@@ -90,9 +90,11 @@ class Evaluator:
         """
         reduced = reduced or self.task.metric_inputs
         order, replicas = encoded.by_length(), self.strategy.num_replicas_in_sync
+        # A sample may be many windows, such as the texts of a query.
+        most_windows = max(int(np.max(np.diff(encoded.sample_splits))), 1)
+        size = max(self.replica_batch_size * 4 // max(most_windows, 4), 1)
         batches = distribute(
-            lambda: encoded.evaluation_batches(order, self.replica_batch_size, replicas),
-            self.strategy,
+            lambda: encoded.evaluation_batches(order, size, replicas), self.strategy
         )
         # Arrays are allocated after the first batch, whose outputs show shapes and dtypes.
         result, first, not_finite = None, 0, []

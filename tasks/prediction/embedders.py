@@ -18,7 +18,7 @@ from bert_tf.weights import sources
 from tasks.prediction.prediction_files import in_batches
 
 if TYPE_CHECKING:
-    from tasks.types.embedding import TextEmbedder
+    from tasks.types.similarity.text_embedder import TextEmbedder
 
 TEXTS_PER_BLOCK = 16_384  # Their vectors are in memory.
 

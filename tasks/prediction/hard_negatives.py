@@ -17,7 +17,7 @@ from tasks.prediction.embedders import TEXTS_PER_BLOCK, vectors_in_blocks
 from tasks.prediction.prediction_files import in_batches
 
 if TYPE_CHECKING:
-    from tasks.types.embedding import TextEmbedder
+    from tasks.types.similarity.text_embedder import TextEmbedder
 
 
 class MinedPair(NamedTuple):

@@ -16,7 +16,7 @@ from tasks.metrics.retrieval import DEPTH, retrieval_metrics
 from tasks.prediction.embedders import vectors_in_blocks
 
 if TYPE_CHECKING:
-    from tasks.types.embedding import TextEmbedder
+    from tasks.types.similarity.text_embedder import TextEmbedder
 
 
 def rank_documents(

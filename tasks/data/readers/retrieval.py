@@ -103,7 +103,7 @@ def read_qrels(source: Source) -> Relevance:
     Raises:
         UserError: At a bad row, at a pair that occurs twice, or if there are no rows.
     """
-    file, relevance = data_file(source), {}
+    file, relevance = data_file(source), Relevance()
     for number, line in read_lines(file):
         location = f"{file}:{number}"
         fields = line.rstrip("\r\n").split("\t")
@@ -163,8 +163,6 @@ def _text(row: Any) -> tuple[str, str]:
             raise RowError(f"expected '_id' and 'text', received {quoted(row)}")
     values = {name: row.get(name) or "" for name in ("_id", "title", "text")}
     for name, value in values.items():
-        if not isinstance(value, str):
-            raise RowError(f"{name!r}: expected text, received {value!r:.80}")
         check_text(value, repr(name))
     if not values["_id"]:
         raise RowError("'_id': expected an id, received an empty string")
