@@ -18,6 +18,7 @@ from tasks.types.anomaly.anomaly_detector import AnomalyTask
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.ranking import RankingTask
 from tasks.types.regression import RegressionTask
 from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
@@ -53,6 +54,8 @@ TASKS = {
         max_query_length=4, may_be_impossible=True, null_threshold=-1.5, **WINDOWED
     ),
     "multiple_choice": MultipleChoiceTask(max_seq_length=12),
+    "ranking": RankingTask(max_seq_length=12),
+    "ranking without a sigmoid": RankingTask(max_seq_length=12, activation="identity"),
     "anomaly": AnomalyTask(max_seq_length=12, latent_dim=4, threshold=1.25),
 }
 SENTENCES = [text for texts in small.TEXTS.values() for text in texts]
