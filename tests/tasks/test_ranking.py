@@ -2,6 +2,7 @@
 
 import json
 import math
+import types
 
 import keras
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
+from bert_tf.conversion.exported_model import ExportedModel
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.encoder_inputs import to_flat, to_padded
 from bert_tf.train import losses
+from bert_tf.weights import heads
 from bert_tf.weights.sources import read_pretrained
 from tasks import TextRanker, load_model
 from tasks.base.task import task_from_dict
@@ -179,7 +182,8 @@ def test_fit_learns(ranker):
     rows = ranker.predict_rows(ROWS)
     assert [len(row["order"]) for row in rows] == [len(texts) for texts in ROWS["texts"]]
     # The scores of a cross-encoder, one layer after the other.
-    windows = ranker.serving.pipeline.encode(query=ROWS["query"][:1], texts=ROWS["texts"][:1])
+    query, texts = tf.constant(ROWS["query"][:1]), tf.constant(ROWS["texts"][:1])
+    windows = ranker.serving.pipeline.encode(query=query, texts=texts)
     inputs = to_padded(windows.packed, ranker.vocabulary)
     logits = ranker.network.head(ranker.network.encoder(inputs)["pooled"])[:, 0]
     np.testing.assert_allclose(rows[0]["scores"], tf.sigmoid(logits), atol=1e-5)
@@ -219,6 +223,19 @@ def test_a_cross_encoder_keeps_its_head(huggingface_dir, config):
     object.__setattr__(pretrained, "task", {"kind": "regression", "text_columns": ["text"]})
     model = TextRanker.from_weights(pretrained, task)
     assert not np.array_equal(model.network.head.kernel, head["classifier/kernel"])
+
+
+def test_a_ranker_is_a_regressor_for_other_libraries_and_a_ranker_again(config):
+    kernel = np.ones((config.hidden_size, 1), np.float32)
+    weights = {heads.KERNEL: kernel, heads.BIAS: np.zeros(1, np.float32)}
+    task = RankingTask(max_seq_length=12, ranking_loss="listwise", activation="identity")
+    pretrained = types.SimpleNamespace(task=task.to_dict())
+    written = ExportedModel(pretrained, pretrained.task)
+    values = {"architectures": [heads.CLASSES["ranking"]], **written.config_values()}
+    assert values["problem_type"] == "regression"
+    assert task_from_dict(heads.read_head(weights, values, 512)[0]) == task
+    del values["task_specific_params"]
+    assert heads.read_head(weights, values, 512)[0]["kind"] == "regression"
 
 
 def write(path, queries=QUERIES):
@@ -264,9 +281,8 @@ def test_a_run_learns_and_predicts_and_teaches(huggingface_dir, tmp_path, loss):
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [list(line) for line in lines] == [["scores", "order"]] * 6 + [["error"]]
 
-    student = small.settings(
-        huggingface_dir, files, tmp_path / "student", **options, teacher=str(run.path), alpha=1.0
-    )
+    options |= {"teacher": str(run.path), "distill_alpha": 1.0}
+    student = small.settings(huggingface_dir, files, tmp_path / "student", **options)
     files["dev"].write_text(write(tmp_path / "other.jsonl", QUERIES[1:]).read_text())
     of_student = finetune(student, said.append).metrics()[-1]
     assert of_student["dev_ndcg@10"] > 0.8
