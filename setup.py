@@ -30,6 +30,10 @@ OPTIONAL = {
     "beam": ["apache-beam==2.77.0"],
     # The same on a Dask cluster: its scheduler and workers, and Beam's runner for them.
     "dask": ["apache-beam[dask]==2.77.0"],
+    # Approximate search in an index that is mapped into memory as it was saved; 13 MB with its
+    # dependency. hnswlib has had no release since 2023 and no wheels. faiss-cpu is kept as well,
+    # but its wheel is larger (19 MB) and brings a BLAS of its own.
+    "index": ["usearch>=2.26,<3"],
     # Runs and checks LiteRT files; the interpreter inside of TensorFlow is deprecated.
     "litert": ["ai-edge-litert>=2.3,<3"],
     "parquet": ["pyarrow>=16"],  # Rows and predictions in .parquet.
@@ -47,6 +51,7 @@ EXTRAS = {
     "docs": DOCS,
     "test": [
         *OPTIONAL["dask"],  # Shards are the same on a cluster of two workers.
+        *OPTIONAL["index"],  # An index is built and searched.
         *OPTIONAL["litert"],  # LiteRT files are run.
         *OPTIONAL["parquet"],  # Files are read and written.
         *OPTIONAL["plots"],  # The notebook plots.
@@ -57,6 +62,7 @@ EXTRAS = {
         "pytest-xdist>=3.6",  # Two at a time: half of the tests wait for a process of their own.
         "ruff==0.17.5",  # One version, so that "formatted" means one thing.
         "mypy==2.4.1",  # Types of public code.
+        "pytrec-eval-terrier>=0.5.11",  # Numbers of trec_eval, to compare metrics with.
         "pandas>=2.2",  # Rows and labels of `fit` may be columns of a table.
         "nbclient>=0.10",  # The test that executes it.
         "nbformat>=5.10",

@@ -31,6 +31,7 @@ COMMANDS = (
     "tasks.predict",
     "tasks.extract",
     "tasks.search",
+    "tasks.mine_negatives",
     "export.export_saved_model",
     "export.export_litert",
     "export.request",

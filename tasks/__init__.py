@@ -15,6 +15,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "Rows": "tasks.model.labelled_rows",
         "TextClassifier": "tasks.types.classification.text_classifier",
         "TextEmbedder": "tasks.types.similarity.text_embedder",
+        "TextRanker": "tasks.types.ranking",
         "TextRegressor": "tasks.types.regression",
         "TokenClassifier": "tasks.types.tagging.token_classifier",
         "load_model": "tasks.model.loading",

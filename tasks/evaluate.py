@@ -1,36 +1,68 @@
 """Evaluate a fine-tuned run on labelled rows; the last line of stdout is a JSON object of metrics.
 
-python -m tasks.evaluate --run=RUN --data=dev.csv
+    python -m tasks.evaluate --run=RUN --data=dev.csv
+    python -m tasks.evaluate --run=RUN --data=scifact
+
+A directory of BEIR (corpus.jsonl, queries.jsonl, qrels/test.tsv) evaluates an embedder by an exact
+search of all documents.
 """
 
 import dataclasses
+import os
 
+from bert_tf.errors import UserError
 from bert_tf.storage import paths, strict_json
 from bert_tf.system import command
 from tasks.base import input_checks
 from tasks.base.task_types import read_file
+from tasks.data.readers.retrieval import RetrievalDataset, read_qrels
 from tasks.data.readers.rows import FileRows, check_good
+from tasks.prediction.embedders import check_embedder, open_embedder
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateSettings:
     """Flags of the command."""
 
-    run: str = command.flag("run directory")
-    data: str = command.flag("labelled rows in the format of the training file")
+    run: str = command.flag("run directory; for retrieval also another model, as of tasks.extract")
+    data: str = command.flag(
+        "labelled rows in the format of the training file, or a directory of BEIR"
+    )
+    qrels: str | None = command.flag(
+        "relevance judgements, of BEIR or TREC; by default qrels/test.tsv in --data", None
+    )
     checkpoint: str | None = command.flag(
         "directory name in RUN/checkpoints; by default the best, else the latest", None
     )
 
     def __post_init__(self):
+        paths.check_local("data", self.data)
+        if self.is_retrieval:
+            RetrievalDataset.open(self.data, self.qrels)
+            return
         paths.check_local_file("data", self.data)
+        if self.qrels is not None:
+            raise UserError(f"--qrels: expected a directory of BEIR, received --data={self.data}")
+
+    @property
+    def is_retrieval(self) -> bool:
+        """Whether the data are queries and documents."""
+        return os.path.isdir(self.data)
 
     def check(self) -> FileRows | None:
-        """Check the run and the data file without TensorFlow; raises UserError.
+        """Check the run and the data without TensorFlow; raises UserError.
 
         Returns:
-            The rows of the file, or `None` for a remote run, which TensorFlow reads.
+            The rows of the file, or `None` for a remote run, which TensorFlow reads, and for
+            retrieval.
         """
+        if self.is_retrieval:
+            check_embedder(self.run, self.checkpoint)
+            dataset = RetrievalDataset.open(self.data, self.qrels)
+            dataset.judged_queries(read_qrels(dataset.qrels))
+            for _ in dataset.documents():
+                pass
+            return None
         run = input_checks.check_run(self.run, self.checkpoint)
         if run is None or run.task is None:
             return None
@@ -41,6 +73,9 @@ class EvaluateSettings:
 
 def main(settings: EvaluateSettings, rows: FileRows | None = None) -> None:
     """Print the metrics and tables of the run on the data, of which `rows` have been read."""
+    if settings.is_retrieval:
+        _evaluate_retrieval(settings)
+        return
     from bert_tf.train.distribution import use_precision
     from tasks.model.loading import load_model
 
@@ -63,6 +98,17 @@ def main(settings: EvaluateSettings, rows: FileRows | None = None) -> None:
     if warning:
         command.log(f"warning: {warning}")
     print(strict_json.dumps_result(report, model.source.path))
+
+
+def _evaluate_retrieval(settings):
+    from tasks.prediction.retrieval import evaluate_retrieval
+
+    dataset = RetrievalDataset.open(settings.data, settings.qrels)
+    relevance = read_qrels(dataset.qrels)
+    command.log(f"{settings.run}: evaluating on {len(relevance):,} queries of {dataset.qrels}")
+    embedder = open_embedder(settings.run, settings.checkpoint)
+    metrics = evaluate_retrieval(embedder, dataset, relevance, command.log)
+    print(strict_json.dumps_result(metrics, settings.run))
 
 
 if __name__ == "__main__":

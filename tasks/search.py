@@ -4,16 +4,27 @@
     python -m tasks.search --model=DIR --input=rows.csv --vectors=vectors.npy --query="a text"
 
 Each line of stdout is a JSON object, the most similar row first: {"similarity": ..., "row": ...,
-"text": ...}. The similarity is the cosine; rows count from 0.
+"text": ...}. The similarity is the cosine; rows count from 0. --rerank orders the --rerank_k most
+similar rows by the score of a cross-encoder, which is then in the line.
+
+The search is exact and reads all vectors. For millions of them, build an approximate index, which
+is written next to the vectors, and use it:
+
+    python -m tasks.search --vectors=vectors.npy --build_index
+    python -m tasks.search --model=DIR --input=rows.csv --vectors=vectors.npy --query=a --use_index
 """
 
 import dataclasses
 
+import numpy as np
+
 from bert_tf.errors import UserError
-from bert_tf.storage import paths, strict_json
+from bert_tf.storage import files, paths, strict_json
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base import input_checks
+from tasks.prediction.rankers import check_ranker, open_ranker, rerank
+from tasks.prediction.similarity import ApproximateIndex, Vectors, build_index, index_path
 
 MIN_COSINE = 0.999  # Of a row to its vector; other batches change the last digits.
 
@@ -22,11 +33,23 @@ MIN_COSINE = 0.999  # Of a row to its vector; other batches change the last digi
 class SearchSettings:
     """Flags of the command. Those that tasks.extract has too must have the same values."""
 
-    model: str = command.flag("model that the vectors come from")
-    input: str = command.flag("rows that the vectors come from: .csv, .tsv or .jsonl file")
-    vectors: str = command.flag(".npy file written by tasks.extract")
-    query: str = command.flag("text to search for")
+    vectors: str = command.flag(
+        ".npy file written by tasks.extract, .parquet file with a column vector, or a glob of them"
+    )
+    model: str | None = command.flag("model that the vectors come from", None)
+    input: str | None = command.flag(
+        "rows that the vectors come from: .csv, .tsv or .jsonl file, or a glob", None
+    )
+    query: str | None = command.flag("text to search for", None)
     top_k: int = command.flag("rows to print", 10, bounds={">=": 1})
+    rerank: str | None = command.flag(
+        "run of task ranking, or a cross-encoder, that orders the most similar rows", None
+    )
+    rerank_k: int = command.flag("rows that --rerank orders", 50, bounds={">=": 1, "<=": 4096})
+    build_index: bool = command.flag(
+        "writing of an approximate index next to --vectors, instead of a search", False
+    )
+    use_index: bool = command.flag("search in the index instead of all vectors", False)
     text_column: str = command.flag("column of the text", "text")
     unescape_html: bool = command.flag(
         "conversion of HTML character references, such as &amp;, to characters", False
@@ -59,28 +82,49 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         command.check_bounds(self)
-        paths.check_local_file("input", self.input)
-        paths.check_local_file("vectors", self.vectors)
+        paths.check_local("vectors", self.vectors)
+        given = {name: getattr(self, name) for name in ("model", "input", "query")}
+        for name, value in given.items():
+            if self.build_index and value is not None:
+                raise UserError(
+                    f"--{name}: not supported with --build_index, which searches nothing"
+                )
+            if not self.build_index and value is None:
+                raise UserError(f"--{name}: expected a value, or --build_index")
+        if self.input is not None:
+            paths.check_local("input", self.input)
+            if not files.glob_files(self.input):
+                raise UserError(f"--input={self.input}: no such file")
+        if not files.glob_files(self.vectors):
+            raise UserError(f"--vectors={self.vectors}: no such file")
 
     def check(self) -> None:
-        """Check rows, vectors and model without TensorFlow; raises UserError."""
-        from tasks.prediction.similarity import open_vectors
-
+        """Check rows, vectors and models without TensorFlow; raises UserError."""
+        vectors = Vectors(self.vectors)
+        if self.build_index:
+            return
+        if self.use_index:
+            ApproximateIndex(index_path(self.vectors), vectors)
         rows = {"kind": "pretrained", "text_columns": [self.text_column]}
-        input_checks.check_rows(rows, self.input, labelled=False)
-        open_vectors(self.vectors)
+        assert self.input is not None and self.model is not None
+        for path in files.glob_files(self.input):
+            input_checks.check_rows(rows, path, labelled=False)
         sources.check(self.model, as_embedder=True)
+        if self.rerank:
+            check_ranker(self.rerank)
 
 
 def main(settings: SearchSettings) -> None:
-    """Print the most similar rows."""
-    from tasks.data.readers.rows import raise_bad_rows, read_rows
+    """Print the most similar rows, or write the index."""
+    vectors = Vectors(settings.vectors)
+    if settings.build_index:
+        _build_index(settings, vectors)
+        return
+    from tasks.metrics.nearest_vectors import nearest
     from tasks.prediction.feature_extraction import create_embedder
-    from tasks.prediction.similarity import cosines, nearest, open_vectors
 
-    column = settings.text_column
-    rows = raise_bad_rows(read_rows(settings.input, (column,), settings.unescape_html))
-    texts, vectors = [row.texts[column] for row in rows], open_vectors(settings.vectors)
+    assert settings.query is not None and settings.model is not None
+    texts = _texts(settings)
     if len(texts) != len(vectors):
         raise UserError(
             f"{settings.vectors}: {len(vectors):,} vectors, but {settings.input} has "
@@ -93,19 +137,63 @@ def main(settings: SearchSettings) -> None:
         settings.max_seq_length,
         prompt=settings.prompt,
     )
-    query, first = embedder.predict([settings.query, texts[0]])
+    query_1D, first_1D = np.split(embedder.predict([settings.query, texts[0]]), 2)
     if settings.query_prompt is not None:
-        (query,) = embedder.predict([settings.query], prompt=settings.query_prompt)
-    strict_json.check_finite(query.tolist(), settings.model)
+        query_1D = embedder.predict([settings.query], prompt=settings.query_prompt)
+    strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
-    if len(query) != vectors.shape[1] or cosines(vectors[:1], first)[0] < MIN_COSINE:
+    is_other = query_1D.shape[1] != vectors.size
+    if is_other or nearest(vectors.take(np.array([0])), first_1D, 1)[1][0, 0] < MIN_COSINE:
         raise UserError(
             f"{settings.vectors}: not the vectors of {settings.input} by {settings.model} with "
             "these flags; pass the flags of the tasks.extract command, or run it again"
         )
-    for row, similarity in nearest(vectors, query, settings.top_k):
-        line = {"similarity": round(similarity, 4), "row": row, "text": texts[row]}
-        print(strict_json.dumps_result(line, f"{settings.vectors}: row {row}"))
+    searched = (
+        ApproximateIndex(index_path(settings.vectors), vectors) if settings.use_index else vectors
+    )
+    count = max(settings.rerank_k, settings.top_k) if settings.rerank else settings.top_k
+    found = zip(*(values[0].tolist() for values in searched.nearest(query_1D, count)), strict=True)
+    lines = [
+        {"similarity": round(similarity, 4), "row": row, "text": texts[row]}
+        for row, similarity in found
+    ]
+    if settings.rerank:
+        lines = _reranked(settings, lines)
+    for line in lines[: settings.top_k]:
+        print(strict_json.dumps_result(line, f"{settings.vectors}: row {line['row']}"))
+
+
+def _texts(settings):
+    """Return the texts of all input files, in the order of their names."""
+    from tasks.data.readers.rows import raise_bad_rows, read_rows
+
+    column = settings.text_column
+    return [
+        row.texts[column]
+        for path in sorted(files.glob_files(settings.input))
+        for row in raise_bad_rows(read_rows(path, (column,), settings.unescape_html))
+    ]
+
+
+def _reranked(settings, lines):
+    """Return the first lines with their scores, in their order; a blank text comes last."""
+    first, rest = lines[: settings.rerank_k], lines[settings.rerank_k :]
+    blank = [line for line in first if not line["text"].strip()]
+    first = [line for line in first if line["text"].strip()]
+    ranked = rerank(open_ranker(settings.rerank), settings.query, [line["text"] for line in first])
+    return [
+        *({"score": round(score, 4), **first[index]} for index, score in ranked),
+        *blank,
+        *rest,
+    ]
+
+
+def _build_index(settings, vectors):
+    """Write the index and print its recall."""
+    path = index_path(settings.vectors)
+    found = build_index(vectors, path, command.log)
+    line = {"index": path, "vectors": len(vectors), "recall@10": round(found, 4)}
+    print(strict_json.dumps_result(line, path))
 
 
 if __name__ == "__main__":

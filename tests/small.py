@@ -73,6 +73,22 @@ def write_rows(path, rows, columns=("text", "label")):
     return path
 
 
+def write_beir(directory, documents, queries, relevance):
+    """Write a directory of BEIR from {id: text} twice, and {query: {document: relevance}}."""
+    (directory / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", documents), ("queries", queries)):
+        lines = [json.dumps({"_id": key, "text": text}) + "\n" for key, text in texts.items()]
+        (directory / f"{name}.jsonl").write_text("".join(lines))
+    rows = [
+        f"{query}\t{document}\t{value}\n"
+        for query, judged in relevance.items()
+        for document, value in judged.items()
+    ]
+    header = "query-id\tcorpus-id\tscore\n"
+    (directory / "qrels" / "test.tsv").write_text(header + "".join(rows))
+    return directory
+
+
 def same_rows(path):
     """Write a dev file of the training rows with other bytes, if dev metrics do not matter."""
     path = pathlib.Path(path)

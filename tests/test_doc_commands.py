@@ -76,6 +76,15 @@ def write_conll(names=("train.conll", "dev.conll")):
         pathlib.Path(name).write_text("\n".join(lines * 2) + "\n\n")
 
 
+def write_search_data():
+    """Write vectors of rows.csv, pairs of them, and a directory of BEIR."""
+    run("python -m tasks.extract --model=DIR --input=rows.csv --output=vectors.npy")
+    small.write_rows("pairs.csv", [("a bill", TEXTS[0])], ("anchor", "positive"))
+    documents = {str(number): text for number, text in enumerate(TEXTS)}
+    beir = small.write_beir(pathlib.Path("scifact"), documents, {"q": "a bill"}, {"q": {"0": 1}})
+    shutil.copy(beir / "qrels" / "test.tsv", beir / "qrels" / "dev.tsv")
+
+
 def prepare(page):
     """Write what a page assumes, in the working directory."""
     labels = [(text, label) for text, label in zip(TEXTS, LABELS, strict=True)]
@@ -120,6 +129,11 @@ def prepare(page):
                 rows = [f"{id}\ta {number}\tb\t{label}" for id, label in enumerate(labels)]
                 header = "index\tsentence1\tsentence2\tlabel"
                 pathlib.Path(f"{name}.tsv").write_text("\n".join([header, *rows]) + "\n")
+        case "docs/search.md" | "docs/tasks/ranking.md":
+            write_both(("query", "text", "relevance"), [("a", "b", "1"), ("a", "c", "0")])
+            fine_tune("ranking", max_seq_length=16)
+            pathlib.Path("RUN").rename("RANKER")
+            write_search_data()
         case "docs/tasks/multiple-choice.md":
             columns = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label")
             write_both(columns, [("a", "b", "c", "d", "e", "f", "1")] * 4)

@@ -30,6 +30,8 @@ OTHER_FLAGS = {
     "model_config_file_poll_wait_seconds",
     "rows",
     "tf_xla_auto_jit",
+    "xla_gpu_autotune_level",
+    "xla_gpu_deterministic_ops",
 }
 ELLIPSIS = "..."
 ANY_COMMAND = {"help", "verbosity"}

@@ -92,6 +92,12 @@ EXTRACT = {"model": "{}/weights", "input": "{}/dev.csv", "output": "{}/vectors.n
 SHARDS = {"run": "{}/run", "input": "{}/dev.csv", "output_dir": "{}/shards_of_rows"}
 VECTORS = {"model": "{}/weights", "input": "{}/dev.csv", "output_dir": "{}/shards_of_rows"}
 SEARCH = {"model": "{}/weights", "input": "{}/dev.csv", "vectors": "{}/v.npy", "query": "a"}
+MINE = {
+    "run": "{}/weights",
+    "pairs": "{}/dev.csv",
+    "corpus": "{}/train.csv",
+    "output": "{}/mined.jsonl",
+}
 ATTENTION = {"run": "{}/weights", "text": "a", "output": "{}/x.png"}
 PRETRAIN = {"shards": "{}/shards", "model_size": "tiny", "output_dir": "{}/new"}
 CASES = [
@@ -127,6 +133,9 @@ CASES = [
     ("tasks.evaluate", {"run": "{}/run", "data": "{}/other.csv"}, "other.csv:2: no column 'text'"),
     ("tasks.evaluate", {"run": "{}/taken", "data": "{}/dev.csv"}, "not a run directory"),
     ("tasks.evaluate", {"run": "{}/broken_vocab.txt", "data": "{}/dev.csv"}, "vocab.txt:"),
+    ("tasks.evaluate", {"run": "{}/run", "data": "{}/taken"}, "corpus.jsonl: no such file"),
+    ("tasks.mine_negatives", MINE, "dev.csv:2: no column 'anchor'"),
+    ("tasks.mine_negatives", {**MINE, "output": "{}/mined.csv"}, "expected a .jsonl file"),
     ("tasks.predict", {**PREDICT, "run": "{}/absent"}, "absent: no such directory"),
     ("tasks.predict", {**PREDICT, "checkpoint": "step-3"}, "expected one of step-00000003"),
     ("tasks.predict", {**PREDICT, "input": "{}/other.csv"}, "other.csv:2: no column 'text'"),
@@ -246,6 +255,7 @@ def test_valid_flags_and_files_lead_to_the_import_of_tensorflow(directory):
         ("tasks.predict", PREDICT),
         ("tasks.predict", {**PREDICT, "input": "{}/late.jsonl"}),
         ("tasks.extract", EXTRACT),
+        ("tasks.mine_negatives", {**MINE, "anchor_column": "text", "positive_column": "label"}),
         ("export.export_saved_model", {"run": "{}/run", "output_dir": "{}/m"}),
         ("export.export_litert", {"run": "{}/run", "output": "{}/m.tflite"}),
         ("bert_tf.convert", {"from": "{}/run", "to": "{}/new"}),

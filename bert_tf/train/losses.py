@@ -8,7 +8,8 @@ The divergences (Hinton et al. 2015) compare the outputs of a student with those
 both divided by a temperature. The factor temperature^2 keeps the size of their gradient, about
 that of a cross-entropy, for every temperature.
 
-Shape suffixes: B sequences, C classes, L tokens, P predictions per sequence, V vocabulary size.
+Shape suffixes: B sequences, C classes or texts of a query, L tokens, P predictions per sequence,
+V vocabulary size.
 """
 
 import functools
@@ -204,6 +205,52 @@ def softmax_divergence(
     expected_BC = tf.nn.log_softmax(teacher_BC / temperature)
     difference_BC = expected_BC - tf.nn.log_softmax(logits_BC / temperature)
     return temperature**2 * tf.reduce_sum(tf.exp(expected_BC) * difference_BC, axis=-1)
+
+
+def listwise_softmax_cross_entropy(relevance_BC: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
+    """Return the softmax cross-entropy over the texts of a query (Cao et al. 2007), `(B,)`.
+
+    Args:
+        relevance_BC: Relevance of each text, `(B, C)`, whose shares of the sum are the expected
+            probabilities; those below 0 count as 0. Without a relevant text the loss is 0.
+        logits_BC: Float `(B, C)`, MASKED_SCORE where a text is missing.
+    """
+    logits_BC = tf.cast(logits_BC, tf.float32)
+    gains_BC = tf.nn.relu(tf.cast(relevance_BC, tf.float32))
+    gains_BC = tf.where(logits_BC > MASKED_SCORE, gains_BC, 0.0)
+    expected_BC = tf.math.divide_no_nan(gains_BC, tf.reduce_sum(gains_BC, axis=1, keepdims=True))
+    return -tf.reduce_sum(expected_BC * tf.nn.log_softmax(logits_BC), axis=1)
+
+
+def listwise_binary_cross_entropy(relevance_BC: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
+    """Return the mean binary cross-entropy over the texts of a query, `(B,)`.
+
+    Args:
+        relevance_BC: Relevance of each text, `(B, C)`, clipped to probabilities from 0 to 1.
+        logits_BC: Float `(B, C)`, MASKED_SCORE where a text is missing.
+    """
+    logits_BC = tf.cast(logits_BC, tf.float32)
+    expected_BC = tf.clip_by_value(tf.cast(relevance_BC, tf.float32), 0.0, 1.0)
+    losses_BC = tf.nn.sigmoid_cross_entropy_with_logits(expected_BC, logits_BC)
+    return _mean_of_texts(losses_BC, logits_BC)
+
+
+def listwise_binary_divergence(
+    teacher_BC: tf.Tensor, logits_BC: tf.Tensor, temperature: float
+) -> tf.Tensor:
+    """Return `sigmoid_divergence` as the mean over the texts of a query, `(B,)`."""
+    losses_BC = sigmoid_divergence(
+        teacher_BC[..., tf.newaxis], logits_BC[..., tf.newaxis], temperature
+    )
+    return _mean_of_texts(losses_BC, logits_BC)
+
+
+def _mean_of_texts(values_BC, logits_BC):
+    """Return means `(B,)` over the texts that are not missing, 0 if all are."""
+    is_text_BC = tf.cast(logits_BC > MASKED_SCORE, tf.float32)
+    # At missing texts a loss may be any number, also a large one.
+    total_B = tf.reduce_sum(tf.where(is_text_BC > 0, values_BC, 0.0), axis=1)
+    return tf.math.divide_no_nan(total_B, tf.reduce_sum(is_text_BC, axis=1))
 
 
 def half_softmax_divergence(

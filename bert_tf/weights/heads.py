@@ -77,11 +77,18 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "null_threshold": None,
     },
     "multiple_choice": {"max_seq_length": None, "file_format": "rows"},
+    "ranking": {
+        "max_seq_length": None,
+        "ranking_loss": "binary",
+        "texts_per_query": 16,
+        "activation": "sigmoid",
+    },
 }
 _NEXT_SENTENCE = "next_sentence/output_weights"
 _RECORD = "bert_tf"  # Key of our task in task_specific_params of config.json.
 # Classes of transformers by task type.
 CLASSES = {
+    "ranking": "BertForSequenceClassification",
     "regression": "BertForSequenceClassification",
     "classification": "BertForSequenceClassification",
     "tagging": "BertForTokenClassification",
@@ -178,6 +185,10 @@ def _recorded(values, task):
     """Return the task that a conversion recorded, if it is of the same outputs; else `task`."""
     entries = values.get("task_specific_params")
     found = entries.get(_RECORD) if isinstance(entries, dict) else None
+    if isinstance(found, dict) and (found.get("kind"), task["kind"]) == ("ranking", "regression"):
+        # A ranker is written as a regressor, which other libraries know.
+        template = {"kind": "ranking", **TEMPLATES["ranking"]}
+        task = {**template, "max_seq_length": task["max_seq_length"]}
     same = ("kind", "labels", "multi_label")
     if not isinstance(found, dict) or any(found.get(name) != task.get(name) for name in same):
         return task
@@ -203,7 +214,9 @@ def match_head(
     Raises:
         UserError: The head does not fit the task; the message says why.
     """
-    if source["kind"] != task["kind"]:
+    # A cross-encoder ranks the texts that it reads with a query.
+    is_cross_encoder = source["kind"] == "regression" and len(source["text_columns"]) == 2
+    if source["kind"] != task["kind"] and not (task["kind"] == "ranking" and is_cross_encoder):
         raise UserError(f"expected a head of task {task['kind']}, received {source['kind']}")
     if bool(source.get("multi_label")) != bool(task.get("multi_label")):
         raise UserError("expected both heads with multi_label, or none")

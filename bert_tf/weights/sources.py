@@ -256,6 +256,23 @@ def check(
     return found and found[0]
 
 
+def embedder_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the fields of the embedder at a path as in task.json, without reading its weights.
+
+    They are empty for other models, and for embedders whose vectors cannot be computed.
+    """
+    if Run.exists(path):
+        task = Run.open(path).task or {}
+        return task if task.get("kind") == sentence_transformers.KIND else {}
+    if files.is_remote(path):
+        return {}
+    reader, where, _ = _reader_of(path)
+    try:
+        return sentence_transformers.settings_of(where) if reader is sentence_transformers else {}
+    except UserError:  # Its encoder is used alone.
+        return {}
+
+
 def _read(path, config_file, vocab_file, labels, pairs):
     """Read the model at a path with the reader of its source."""
     if Run.exists(path):

@@ -15,6 +15,8 @@ EXAMPLES: dict[str, list[Any]] = {
     "question": ["When does the shop open?", "Who wrote the letter?"],
     "context": ["The shop opens at nine and closes at six.", "The letter was written by Anna."],
     "prompt": ["It was raining, so", "The lamp was off, so"],
+    "query": ["my invoice is wrong", "opening hours"],
+    "texts": [["The bill is too high.", "I like the colour."], ["We open at nine.", "It rained."]],
     "choices": [["he took his umbrella.", "he lay in the sun."], ["it was dark.", "it was hot."]],
 }
 MASKED = ["The capital of France is [MASK].", "He took his [MASK], since it was raining."]

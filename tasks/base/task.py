@@ -210,6 +210,11 @@ class Task(abc.ABC):
         return cls(max_seq_length=max_seq_length, **options)
 
     @classmethod
+    def options_of_weights(cls, path: str) -> dict[str, Any]:
+        """Return the options that pretrained weights or a run bring, by default none."""
+        return {}
+
+    @classmethod
     def from_options(cls, *, max_seq_length: int, **options: Any) -> Self:
         """Create the task from the options of `TaskModel.from_pretrained`."""
         return cls(max_seq_length=max_seq_length, **options)

@@ -60,6 +60,11 @@ TASK_TYPES = {
     "multiple_choice": TaskType(
         "tasks.types.multiple_choice:MultipleChoiceTask", "tasks.data.readers.choices:task_rows"
     ),
+    "ranking": TaskType(
+        "tasks.types.ranking:RankingTask",
+        "tasks.data.readers.ranking:task_rows",
+        defaults={"max_seq_length": 256, "global_batch_size": 8, "learning_rate": 2e-5},
+    ),
     "anomaly": TaskType(
         "tasks.types.anomaly.anomaly_detector:AnomalyTask",
         "tasks.data.readers.rows:rows_with_optional_labels",

@@ -9,20 +9,31 @@ it, (L) tokens of a packed window, all ragged; C choices of an example.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.text.packing import Packed, Ranges, gather_ranges, pack_ranges, range_indices
+from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.packing import (
+    Packed,
+    Ranges,
+    gather_ranges,
+    pack,
+    pack_ranges,
+    range_indices,
+    token_budget,
+)
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 
 # Maximum tokens in all windows of a text. Later windows are dropped, so that the memory for one
 # string is bounded, as bytes beyond the byte limit are.
 MAX_WINDOW_TOKENS = 2**20
+MAX_CHOICES = 2**12  # Per question; the prompt is copied for each choice, which takes memory.
+TOO_MANY = f"choices: too many. Expected: at most {MAX_CHOICES} per question"
 
 
 class Windows(NamedTuple):
@@ -81,6 +92,43 @@ class Windows(NamedTuple):
 def one_window_each(packed: Packed) -> Windows:
     """Return the windows of texts that are one sequence each."""
     return Windows(packed, tf.range(tf.cast(packed.input_ids.nrows(), tf.int32)))
+
+
+def pair_windows(
+    first_B: tf.Tensor,
+    choices_BC: tf.Tensor,
+    tokenize: Callable[[tf.Tensor], Tokens],
+    vocabulary: Vocabulary,
+    max_seq_length: int,
+) -> Windows:
+    """Tokenize and pack each of several texts with the first one, one window per pair.
+
+    Args:
+        first_B: String `(B,)`, such as a prompt or a query.
+        choices_BC: String `(B, C)`, padded with "", which is no text.
+        tokenize: Method of `Tokenizer`.
+        vocabulary: Vocabulary of the ids.
+        max_seq_length: Maximum tokens per window.
+    """
+    tf.debugging.assert_equal(
+        tf.size(first_B), tf.shape(choices_BC)[0], "choices: expected one row per prompt"
+    )
+    tf.debugging.assert_less_equal(tf.shape(choices_BC)[1], MAX_CHOICES, TOO_MANY)
+    indices_W2 = tf.where(choices_BC != "")
+    example_W, choice_W = tf.unstack(indices_W2, axis=1)
+    budget = token_budget(2, max_seq_length)
+    firsts = Tokens(
+        *(
+            None if ragged is None else tf.gather(ragged, example_W)
+            for ragged in tokenize_ends(tokenize, first_B, budget)
+        )
+    )
+    choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, indices_W2), budget)
+    return Windows(
+        pack([firsts, choices], vocabulary, max_seq_length),
+        tf.cast(example_W, tf.int32),
+        choice_W=tf.cast(choice_W, tf.int32),
+    )
 
 
 def concat(parts: Sequence[Windows], counts: Sequence[int]) -> Windows:

@@ -147,6 +147,19 @@ class DataSettings:
     calibrate: bool = flag(
         "temperature scaling, fitted on the first dev file", False, tasks=("classification",)
     )
+    # Ranking.
+    ranking_loss: str = flag(
+        "loss per text (binary), or over all texts of a query (listwise)",
+        "binary",
+        choices=("binary", "listwise"),
+        tasks=("ranking",),
+    )
+    texts_per_query: int = flag(
+        "maximum texts per query in training, at least half of them irrelevant if possible",
+        16,
+        bounds={">=": 1},
+        tasks=("ranking",),
+    )
     # Anomaly detection.
     normal_labels: tuple[str, ...] = flag("labels of normal rows", (), tasks=("anomaly",))
     false_alarm_rate: float = flag(
@@ -170,7 +183,7 @@ class DataSettings:
         choices=("contrastive", "triplet", "cosent", "cosine"),
         tasks=("similarity",),
     )
-    temperature: float = flag(
+    loss_temperature: float = flag(
         "divisor of the cosines of the losses contrastive and cosent",
         0.05,
         bounds={">": 0},
@@ -191,13 +204,13 @@ class DataSettings:
         None,
         tasks=("similarity",),
     )
-    pooling: str = flag(
+    pooling: str | None = flag(
         "vector of a text from those of its tokens: cls, mean, max or mean_sqrt_len, or several "
-        "joined by +",
-        "mean",
+        "joined by + (default that of an embedder as --init_from, otherwise mean)",
+        None,
         tasks=("similarity",),
     )
-    normalize: bool = flag("vectors of length 1", True, tasks=("similarity",))
+    normalize: bool | None = flag("vectors of length 1 (default true)", None, tasks=("similarity",))
     dense_units: tuple[str, ...] = flag(
         "sizes of dense layers after pooling, a projection", (), tasks=("similarity",)
     )

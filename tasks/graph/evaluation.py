@@ -122,10 +122,11 @@ class Evaluator:
 
         A GPU has the next batch by then, so that it never waits for Python.
         """
+        # A sample may be many windows, such as the texts of a query.
+        most_windows = max(int(np.max(np.diff(encoded.sample_splits))), 1)
+        size = max(self.replica_batch_size * 4 // max(most_windows, 4), 1)
         batches = distribute(
-            lambda local: encoded.evaluation_batches(
-                order, self.replica_batch_size, local.total, local.select
-            ),
+            lambda local: encoded.evaluation_batches(order, size, local.total, local.select),
             self.strategy,
             encoded.static_shape,
         )

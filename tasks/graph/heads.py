@@ -98,22 +98,27 @@ class SequenceClassifier(_Model):
 
 
 class ChoiceModel(_Model):
-    """Multiple choice (SWAG; Devlin et al. 2019, 4.4): one score per choice of a question."""
+    """Multiple choice (SWAG; Devlin et al. 2019, 4.4): one score per choice of a question.
 
-    def __init__(self, config: BertConfig, **kwargs):
+    `output` is the name of its output.
+    """
+
+    def __init__(self, config: BertConfig, output: str = "choice", **kwargs):
         super().__init__(config, 1, **kwargs)
+        self.output_key = output
 
     def call(
         self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> dict[str, tf.Tensor]:
-        """Return the scores `choice`, `(Q, C)`, MASKED_SCORE for a missing choice.
+        """Return the scores `(Q, C)` by the name of the output, MASKED_SCORE for a missing choice.
 
         `inputs` also has `windows`, int32 `(Q, C)`: indices of the texts of each question's
         choices, -1 for a missing choice.
         """
         inputs = dict(inputs)
         windows_QC = tf.cast(inputs.pop("windows"), tf.int32)
-        return {"choice": on_grid(self.text_scores(inputs, training, seed)[:, 0], windows_QC)}
+        scores_B = self.text_scores(inputs, training, seed)[:, 0]
+        return {self.output_key: on_grid(scores_B, windows_QC)}
 
 
 def on_grid(scores_B: tf.Tensor, windows_QC: tf.Tensor) -> tf.Tensor:

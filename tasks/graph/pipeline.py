@@ -73,7 +73,7 @@ class Pipeline(tf.Module):
 
         They are `(B,)`, or `(B, C)` for lists of strings.
         """
-        in_order = [texts[name] for name in self.task.input_names]
+        in_order = [tf.convert_to_tensor(texts[name]) for name in self.task.input_names]
         ranks = [text.shape.rank for text in in_order]
         key = "".join(map(str, ranks))
         if key not in self._encoders:  # Rows of a dataset may have lists where requests have none.
@@ -116,7 +116,7 @@ class Pipeline(tf.Module):
             if windows.choice_W is not None:
                 # The grid is -1 for a missing choice; row 0, all padding, is its entry.
                 dense_WL = tf.pad(ragged.to_tensor(padding), [[1, 0], [0, 0]], "CONSTANT", padding)
-                return tf.gather(dense_WL, _choice_grid(windows, texts) + 1)
+                return tf.gather(dense_WL, self._choice_grid(windows, texts) + 1)
             if self.task.has_windows:
                 # All windows of a text become one row.
                 ragged = windows.by_example(ragged, count)
@@ -175,10 +175,10 @@ class Pipeline(tf.Module):
         return {"serving_default": self._head_outputs, "embed": self._vectors}
 
     def _head_outputs(self, inputs):
-        if "choices" in self.task.input_names:
+        if self.task.INPUT_RANKS:
             # Chunks may separate the choices of an example, so each is scored alone and put on the
             # grid afterwards.
-            return {"choice": self.model.text_scores(inputs)[:, 0]}
+            return {self.model.output_key: self.model.text_scores(inputs)[:, 0]}
         return self.model(inputs)
 
     def _vectors(self, inputs):
@@ -199,7 +199,13 @@ class Pipeline(tf.Module):
         outputs = self._run_in_chunks("serving_default", windows.packed)
         if windows.choice_W is None:
             return outputs
-        return {"choice": on_grid(outputs["choice"], _choice_grid(windows, texts))}
+        grid = self._choice_grid(windows, texts)
+        return {name: on_grid(scores, grid) for name, scores in outputs.items()}
+
+    def _choice_grid(self, windows, texts):
+        """Return `Windows.choice_grid` for the choices as they were sent, int32 `(B, C)`."""
+        (name,) = self.task.INPUT_RANKS
+        return windows.choice_grid(*tf.unstack(tf.shape(texts[name])))
 
     def _run_in_chunks(self, name, packed):
         function = self.token_functions[name]
@@ -233,8 +239,3 @@ class Pipeline(tf.Module):
 
 def _limited(texts):
     return {name: truncate_utf8(values) for name, values in texts.items()}
-
-
-def _choice_grid(windows, texts):
-    """Return `Windows.choice_grid` for the choices as they were sent, int32 `(B, C)`."""
-    return windows.choice_grid(*tf.unstack(tf.shape(texts["choices"])))

@@ -1,27 +1,96 @@
-"""Cosine similarity of vectors in a file, which may be larger than memory.
+"""Vectors in files, which may be larger than memory, and an approximate index of them.
 
-Shape suffixes: N vectors, n vectors of a block, D size, K results.
+Shape suffixes: N vectors, n vectors of a block, Q queries, D size, K results.
 """
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from bert_tf.errors import UserError
+from bert_tf.storage import files
+from bert_tf.system.progress import Progress
+from tasks.data.readers.rows import import_pyarrow
+from tasks.metrics.nearest_vectors import VECTORS_PER_BLOCK, nearest_in_blocks, normalized
 
-BLOCK = 65_536  # Vectors in memory.
+SAMPLE = 100  # Vectors whose neighbors are compared with the exact ones.
+NEIGHBORS = 10
+# Vectors that an index returns per result; the most similar of them are chosen exactly.
+CANDIDATES_PER_RESULT = 4
+MIN_CANDIDATES = 100
+
+
+class Vectors:
+    """The vectors of .npy and .parquet files, in the order of their names.
+
+    Arrays of .npy files are mapped into memory, columns of .parquet files are read into it.
+
+    Args:
+        pattern: File, or pattern of files, of tasks.extract.
+
+    Attributes:
+        path: The pattern.
+        size: D.
+
+    Raises:
+        UserError: If there is no file, or one does not hold vectors of the same size.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        paths = sorted(files.glob_files(pattern))
+        if not paths:
+            raise UserError(f"--vectors={pattern}: no such file")
+        self.path, self._arrays = pattern, [open_vectors(path) for path in paths]
+        self.size = self._arrays[0].shape[1]
+        for path, array in zip(paths, self._arrays, strict=True):
+            if array.shape[1] != self.size:
+                raise UserError(
+                    f"{path}: vectors of {array.shape[1]} numbers. Expected: {self.size}, as in "
+                    f"{paths[0]}"
+                )
+        self._splits = np.cumsum([0, *map(len, self._arrays)])
+
+    def __len__(self) -> int:
+        return int(self._splits[-1])
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield all vectors in order, float32 `(n, D)`."""
+        for array in self._arrays:
+            for first in range(0, len(array), VECTORS_PER_BLOCK):
+                yield array[first : first + VECTORS_PER_BLOCK]
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """Return the vectors at `n` indices, float32 `(n, D)`."""
+        of_file = np.searchsorted(self._splits, indices, side="right") - 1
+        rows = [
+            self._arrays[number][index - self._splits[number]]
+            for number, index in zip(of_file, indices, strict=True)
+        ]
+        return np.reshape(rows, (-1, self.size)).astype(np.float32)
+
+    def nearest(self, queries_QD: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the K most similar vectors; see `tasks.metrics.nearest_vectors.nearest`."""
+        return nearest_in_blocks(self.blocks(), queries_QD, top_k)
 
 
 def open_vectors(path: str) -> np.ndarray:
-    """Open the array of a .npy file without reading it.
+    """Open the array of a .npy file without reading it, or read the column of a .parquet file.
 
     Args:
         path: File of tasks.extract.
 
     Returns:
-        float32 `(N, D)`, mapped into memory.
+        float32 `(N, D)`.
 
     Raises:
         UserError: If the file holds no such array.
     """
+    if path.endswith(".parquet"):
+        return _read_parquet(path)
     try:
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -31,29 +100,126 @@ def open_vectors(path: str) -> np.ndarray:
     return vectors
 
 
-def nearest(vectors_ND: np.ndarray, query_D: np.ndarray, top_k: int) -> list[tuple[int, float]]:
-    """Return the K vectors of largest cosine similarity to a query.
+def _read_parquet(path):
+    pyarrow = import_pyarrow(path)
+    try:
+        table = pyarrow.parquet.read_table(path, columns=["vector"])
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(
+            f"{path}: expected a Parquet file of tasks.extract ({str(error).splitlines()[0]})"
+        ) from None
+    if table.num_columns != 1 or (table.num_rows and table["vector"].null_count):
+        raise UserError(f"{path}: expected a vector in every row")
+    column = table["vector"].combine_chunks()
+    lengths = np.diff(column.offsets.to_numpy())
+    if len(np.unique(lengths)) > 1:
+        raise UserError(f"{path}: expected vectors of one size")
+    numbers = column.flatten().to_numpy().astype(np.float32, copy=False)
+    return numbers.reshape(len(lengths), -1) if len(lengths) else np.zeros((0, 0), np.float32)
+
+
+class ApproximateIndex:
+    """A graph of near vectors (HNSW; Malkov and Yashunin 2018), mapped into memory.
 
     Args:
-        vectors_ND: float32 `(N, D)`.
-        query_D: float32 `(D,)`.
-        top_k: K; all vectors if there are fewer.
+        path: The file.
+        vectors: The vectors that it was built of.
+
+    Raises:
+        UserError: If it is missing or damaged, or of other vectors.
+    """
+
+    def __init__(self, path: str, vectors: Vectors) -> None:
+        usearch = _import_usearch()
+        if not os.path.isfile(path):
+            raise UserError(f"{path}: no such file; run tasks.search --build_index first")
+        try:
+            self._index = usearch.Index.restore(path, view=True)
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"{path}: not an index: {error}") from None
+        self._vectors = vectors
+        if self._index is None or not self._is_of(vectors):
+            raise UserError(
+                f"{path}: not an index of {vectors.path}; run tasks.search --build_index again"
+            )
+
+    def _is_of(self, vectors):
+        if len(self._index) != len(vectors) or self._index.ndim != vectors.size:
+            return False
+        sample = np.unique(np.linspace(0, len(vectors) - 1, SAMPLE).astype(int))
+        there = np.reshape(self._index.get(sample), (-1, vectors.size))
+        cosines = np.sum(normalized(vectors.take(sample)) * normalized(there), axis=1)
+        # Vectors of zeros are equal too; the index holds numbers in half precision.
+        return bool(np.all((cosines > 0.999) | ~np.any(there, axis=1)))
+
+    def nearest(self, queries_QD: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the K most similar of the vectors that the index finds, and exact similarities.
+
+        Arguments and results as of `Vectors.nearest`.
+        """
+        count = min(max(top_k * CANDIDATES_PER_RESULT, MIN_CANDIDATES), len(self._index))
+        self._index.expansion_search = count
+        indices, similarities = [], []
+        for query_1D in np.split(queries_QD, len(queries_QD)):
+            found = np.sort(self._index.search(query_1D[0], count).keys.astype(np.int64))
+            best, values = nearest_in_blocks([self._vectors.take(found)], query_1D, top_k)
+            indices.append(found[best[0]])
+            similarities.append(values[0])
+        return np.stack(indices), np.stack(similarities)
+
+
+def index_path(pattern: str) -> str:
+    """Return the path of the index of vectors, which is next to them."""
+    if files.has_pattern(pattern) and not os.path.exists(pattern):
+        return os.path.join(os.path.dirname(pattern), "vectors.usearch")
+    return f"{os.path.splitext(pattern)[0]}.usearch"
+
+
+def build_index(vectors: Vectors, path: str, log: Callable[[str], None]) -> float:
+    """Write the approximate index of vectors, atomically.
+
+    Args:
+        vectors: The vectors.
+        path: File to write.
+        log: Callable that takes log lines.
 
     Returns:
-        (index, similarity) pairs, most similar first. A vector of zeros has similarity 0.
+        The recall of the 10 nearest vectors of a sample of the vectors, compared with an exact
+        search.
     """
-    parts = [
-        cosines(vectors_ND[first : first + BLOCK], query_D)
-        for first in range(0, len(vectors_ND), BLOCK)
-    ]
-    similarity_N = np.concatenate(parts)
-    # Stable, so that equal vectors keep their order.
-    order_K = np.argsort(-similarity_N, kind="stable")[:top_k]
-    return [(int(index), float(similarity_N[index])) for index in order_K]
+    index = _import_usearch().Index(ndim=vectors.size, metric="cos", dtype="f16")
+    done = 0
+    with Progress(log, "vectors", len(vectors)) as progress:
+        for vectors_nD in vectors.blocks():
+            index.add(np.arange(done, done + len(vectors_nD)), np.ascontiguousarray(vectors_nD))
+            done += len(vectors_nD)
+            progress.update(done)
+    temporary = files.temporary_name(path)
+    try:
+        index.save(temporary)
+        files.move(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+    sample = np.random.default_rng(0).choice(len(vectors), min(SAMPLE, len(vectors)), replace=False)
+    queries_QD = vectors.take(sample)
+    return recall(
+        vectors.nearest(queries_QD, NEIGHBORS)[0].tolist(),
+        ApproximateIndex(path, vectors).nearest(queries_QD, NEIGHBORS)[0].tolist(),
+    )
 
 
-def cosines(vectors_nD: np.ndarray, query_D: np.ndarray) -> np.ndarray:
-    """Return the cosine similarity of each vector to a query, float32 `(n,)`."""
-    norms_n = np.linalg.norm(vectors_nD, axis=1) * np.linalg.norm(query_D)
-    products_n = vectors_nD @ query_D
-    return np.divide(products_n, norms_n, out=np.zeros_like(products_n), where=norms_n > 0)
+def recall(exact_QK: Sequence[Any], found_QK: Sequence[Any]) -> float:
+    """Return the fraction of exact results that were found."""
+    shared = [len(set(exact) & set(found)) for exact, found in zip(exact_QK, found_QK, strict=True)]
+    return sum(shared) / max(sum(map(len, exact_QK)), 1)
+
+
+def _import_usearch() -> Any:
+    try:
+        import usearch.index
+    except ModuleNotFoundError:
+        raise UserError(
+            "an approximate index requires usearch; pip install 'bert_tf[index]'"
+        ) from None
+    return usearch.index

@@ -15,21 +15,16 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import pack, token_budget
-from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.decisions import top2_gap
 from tasks.base.task import OutputSpec, Task, Tokenize
 from tasks.data.examples import Arrays, EncodedExamples, Tensors
-from tasks.data.windows import Windows
+from tasks.data.windows import Windows, pair_windows
 from tasks.graph.heads import ChoiceModel
 from tasks.metrics.classification import accuracy
 from tasks.model.task_model import TaskModel
 
-MAX_CHOICES = 2**12  # Per question; the prompt is copied for each choice, which takes memory.
-TOO_MANY = f"choices: too many. Expected: at most {MAX_CHOICES} per question"
 EQUAL = 1e-6  # Closer probabilities count as ties, so that rounding does not decide.
 
 
@@ -75,25 +70,8 @@ class MultipleChoiceTask(Task):
 
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and pack each choice with its prompt, one window per choice."""
-        prompt_B, choices_BC = texts["prompt"], texts["choices"]
-        tf.debugging.assert_equal(
-            tf.size(prompt_B), tf.shape(choices_BC)[0], "choices: expected one row per prompt"
-        )
-        tf.debugging.assert_less_equal(tf.shape(choices_BC)[1], MAX_CHOICES, TOO_MANY)
-        indices_W2 = tf.where(choices_BC != "")
-        example_W, choice_W = tf.unstack(indices_W2, axis=1)
-        budget = token_budget(2, self.max_seq_length)
-        prompts = Tokens(
-            *(
-                None if ragged is None else tf.gather(ragged, example_W)
-                for ragged in tokenize_ends(tokenize, prompt_B, budget)
-            )
-        )
-        choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, indices_W2), budget)
-        return Windows(
-            pack([prompts, choices], vocabulary, self.max_seq_length),
-            tf.cast(example_W, tf.int32),
-            choice_W=tf.cast(choice_W, tf.int32),
+        return pair_windows(
+            *(texts["prompt"], texts["choices"], tokenize, vocabulary, self.max_seq_length)
         )
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> ChoiceModel:

@@ -27,6 +27,8 @@ REQUESTS = (
     ("single", {"text": TEXTS}),
 )
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.fixture(scope="module")
 def engine(echo_dir):

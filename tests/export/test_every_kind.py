@@ -18,7 +18,9 @@ from tasks.types.anomaly.anomaly_detector import AnomalyTask
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.ranking import RankingTask
 from tasks.types.regression import RegressionTask
+from tasks.types.similarity.text_embedder import SimilarityTask
 from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 from tests.export.test_kinds import trained
@@ -55,6 +57,17 @@ TASKS = {
         max_query_length=4, may_be_impossible=True, null_threshold=-1.5, **WINDOWED
     ),
     "multiple_choice": MultipleChoiceTask(max_seq_length=12),
+    "ranking": RankingTask(max_seq_length=12),
+    "ranking without a sigmoid": RankingTask(max_seq_length=12, activation="identity"),
+    "similarity": SimilarityTask(
+        max_seq_length=12,
+        pooling="mean+cls",
+        dense_units=(5,),
+        dense_activations=("tanh",),
+        normalize=True,
+        prompts={"query": "the bill "},
+        default_prompt="query",
+    ),
     "anomaly": AnomalyTask(max_seq_length=12, latent_dim=4, threshold=1.25),
 }
 SENTENCES = [text for texts in small.TEXTS.values() for text in texts]

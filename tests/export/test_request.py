@@ -32,6 +32,8 @@ TEXTS = (
     "x" * 70000,
 )
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.fixture(scope="module")
 def url(addresses):

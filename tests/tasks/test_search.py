@@ -1,6 +1,9 @@
-"""Search by cosine similarity: the order of rows, and vectors that do not belong to them."""
+"""Search by cosine similarity: rows, vectors that do not belong to them, index and reranking."""
 
+import importlib.util
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -8,22 +11,20 @@ import pytest
 from bert_tf import UserError
 from bert_tf.system import command
 from tasks import extract, search
-from tasks.prediction import similarity
-from tasks.prediction.similarity import nearest, open_vectors
+from tasks.data.readers.rows import write_parquet
+from tasks.metrics.nearest_vectors import nearest, normalized
+from tasks.prediction.rankers import open_ranker
+from tasks.prediction.similarity import (
+    ApproximateIndex,
+    Vectors,
+    build_index,
+    index_path,
+    open_vectors,
+    recall,
+)
 from tests import small
 
 TEXTS = ["the bill is too high", "my app does not open", "the screen", "the bill is high"]
-
-
-def test_rows_are_ordered_by_cosine(monkeypatch):
-    vectors = np.array([[0, 1], [3, 3], [0, 0], [2, 0], [-1, 0], [9, 0]], np.float32)
-    for block in (1, 4, 100):
-        monkeypatch.setattr(similarity, "BLOCK", block)
-        found = nearest(vectors, np.array([5, 0], np.float32), 10)
-        assert [index for index, _ in found] == [3, 5, 1, 0, 2, 4]
-        values = [value for _, value in found]
-        np.testing.assert_allclose(values, [1, 1, 0.5**0.5, 0, 0, -1], atol=1e-6)
-    assert len(nearest(vectors, vectors[0], 2)) == 2
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.float32), np.zeros((2, 3)), None])
@@ -34,12 +35,23 @@ def test_a_file_without_vectors_is_rejected(tmp_path, array):
         open_vectors(str(path))
 
 
-@pytest.fixture
-def flags(huggingface_dir, tmp_path):
-    rows = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
-    flags = [f"--model={huggingface_dir}", f"--input={rows}", "--max_seq_length=16"]
-    output = f"--output={tmp_path / 'vectors.npy'}"
+@pytest.fixture(scope="module")
+def extracted(config, vocabulary, tmp_path_factory):
+    """Return a model, rows and their vectors."""
+    directory = tmp_path_factory.mktemp("extracted")
+    model = small.write_huggingface(directory / "bert", config, vocabulary)
+    rows = small.write_rows(directory / "rows.csv", [(text, "x") for text in TEXTS])
+    flags = [f"--model={model}", f"--input={rows}", "--max_seq_length=16"]
+    output = f"--output={directory / 'vectors.npy'}"
     extract.main(command.parse(extract.ExtractSettings, ["extract", *flags, output])[0])
+    return model, rows, directory / "vectors.npy"
+
+
+@pytest.fixture
+def flags(extracted, tmp_path):
+    model, *paths = extracted
+    rows, _ = (shutil.copy(path, tmp_path) for path in paths)
+    flags = [f"--model={model}", f"--input={rows}", "--max_seq_length=16"]
     return [*flags, f"--vectors={tmp_path / 'vectors.npy'}", "--query=the bill is high"]
 
 
@@ -62,3 +74,119 @@ def test_vectors_of_other_flags_or_rows_are_rejected(flags, tmp_path):
     small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS[:3]])
     with pytest.raises(UserError, match="4 vectors, but .* has 3 rows; run tasks.extract"):
         run(flags)
+
+
+def test_vectors_of_several_files_are_one_array(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    for number, first in enumerate(range(0, 30, 12)):
+        np.save(tmp_path / f"v-{number}.npy", vectors[first : first + 12])
+    together = Vectors(str(tmp_path / "v-*.npy"))
+    assert len(together) == 30 and together.size == 4
+    np.testing.assert_array_equal(np.concatenate(list(together.blocks())), vectors)
+    rows = np.array([29, 0, 12, 11, 12])
+    np.testing.assert_array_equal(together.take(rows), vectors[rows])
+    expected = nearest(vectors, vectors[:3], 5)
+    for found, values in zip(together.nearest(vectors[:3], 5), expected, strict=True):
+        np.testing.assert_allclose(found, values, atol=1e-6)
+    np.save(tmp_path / "v-3.npy", np.zeros((2, 3), np.float32))
+    with pytest.raises(UserError, match=r"v-3\.npy: vectors of 3 numbers\. Expected: 4"):
+        Vectors(str(tmp_path / "v-*.npy"))
+    with pytest.raises(UserError, match="no such file"):
+        Vectors(str(tmp_path / "w-*.npy"))
+
+
+def test_vectors_of_a_parquet_file(tmp_path):
+    path, vectors = str(tmp_path / "v.parquet"), [[1.0, 2.0], [3.0, 4.5]]
+
+    def write(values):
+        rows = [{"row": "a.csv:2", "vector": value} for value in values]
+        with open(path, "wb") as stream:
+            write_parquet(stream, path, rows, {"vector": ("float32", 1)})
+
+    write(vectors)
+    assert open_vectors(path).tolist() == vectors
+    bad = {"a vector in every row": [[1.0], None], "one size": [[1.0], [1.0, 2.0]]}
+    for message, values in bad.items():
+        write(values)
+        with pytest.raises(UserError, match=f"expected.*{message}"):
+            open_vectors(path)
+    (tmp_path / "v.parquet").write_text("text")
+    with pytest.raises(UserError, match="expected a Parquet file"):
+        open_vectors(path)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("usearch"), reason="requires usearch")
+class TestIndex:
+    def write(self, directory, count=600):
+        vectors = np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
+        np.save(directory / "v.npy", vectors)
+        return Vectors(str(directory / "v.npy")), vectors
+
+    def test_the_index_finds_the_nearest_vectors(self, tmp_path):
+        vectors, array = self.write(tmp_path)
+        path = index_path(vectors.path)
+        assert path == str(tmp_path / "v.usearch")
+        assert build_index(vectors, path, lambda line: None) > 0.95
+        assert sorted(os.listdir(tmp_path)) == ["v.npy", "v.usearch"]
+        rows, similarities = ApproximateIndex(path, vectors).nearest(array[:20], 3)
+        assert rows[:, 0].tolist() == list(range(20))
+        expected_rows, _ = nearest(array, array[:20], 3)
+        assert recall(expected_rows.tolist(), rows.tolist()) > 0.95
+        # Similarities are exact, whatever the precision of the index.
+        units = normalized(array)
+        by_hand = np.sum(units[rows] * units[:20, np.newaxis], axis=2)
+        np.testing.assert_allclose(similarities, by_hand, atol=1e-6)
+
+    def test_an_index_of_other_vectors_is_rejected(self, tmp_path):
+        vectors, array = self.write(tmp_path)
+        path = index_path(vectors.path)
+        with pytest.raises(UserError, match="no such file; run tasks.search --build_index first"):
+            ApproximateIndex(path, vectors)
+        build_index(vectors, path, lambda line: None)
+        for other in (array[:-1], array[::-1], array[:, :7]):
+            np.save(tmp_path / "w.npy", other)
+            with pytest.raises(UserError, match=r"v\.usearch: not an index of .*w\.npy"):
+                ApproximateIndex(path, Vectors(str(tmp_path / "w.npy")))
+        (tmp_path / "v.usearch").write_bytes(b"abc")
+        with pytest.raises(UserError, match="not an index"):
+            ApproximateIndex(path, vectors)
+
+    def test_the_command_builds_and_uses_it(self, flags, tmp_path, capsys):
+        run([f"--vectors={tmp_path / 'vectors.npy'}", "--build_index"])
+        line = json.loads(capsys.readouterr().out)
+        path = str(tmp_path / "vectors.usearch")
+        assert line == {"index": path, "vectors": 4, "recall@10": 1.0}
+        run([*flags, "--use_index", "--top_k=1"])
+        assert json.loads(capsys.readouterr().out)["row"] == 3
+
+
+def test_recall_by_hand():
+    assert recall([[1, 2], [3, 4]], [[2, 1], [3, 9]]) == 0.75
+
+
+def test_wrong_flags_are_rejected(flags, tmp_path):
+    with pytest.raises(UserError, match="--query: not supported with --build_index"):
+        run([*flags[-2:], "--build_index"])
+    with pytest.raises(UserError, match="--model: expected a value, or --build_index"):
+        run(flags[1:])
+    with pytest.raises(UserError, match=r"--rerank=.*: expected a run of task ranking"):
+        open_ranker(flags[0].removeprefix("--model="))
+
+
+def test_results_are_reranked(flags, capsys, monkeypatch):
+    """The longest of the texts nearest to the query comes first; others follow."""
+
+    class Ranker:
+        def predict_rows(self, x):
+            assert x["query"] == ["the bill is high"]
+            (texts,) = x["texts"]
+            order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+            return [{"scores": [len(text) / 100 for text in texts], "order": order}]
+
+    monkeypatch.setattr(search, "open_ranker", lambda path: Ranker())
+    monkeypatch.setattr(search, "check_ranker", lambda path: None)
+    run([*flags, "--rerank=R", "--rerank_k=2", "--top_k=3"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [next(iter(line)) for line in lines] == ["score", "score", "similarity"]
+    assert lines[0]["score"] == len(lines[0]["text"]) / 100 > lines[1]["score"]
+    assert 3 in [line["row"] for line in lines[:2]]

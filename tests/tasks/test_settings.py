@@ -50,9 +50,9 @@ def test_options_are_fields_of_their_task_with_the_same_default(kind):
 def test_the_defaults_in_the_help_are_those_of_the_task_types():
     shown = command._help(FinetuneSettings, "")
     for name, text in (
-        ("max_seq_length", "(default 128; span_qa 384)"),
-        ("global_batch_size", "(default 32; anomaly 128)"),
-        ("epochs", "(default 3; anomaly 20)"),
+        ("max_seq_length", "(default 128; span_qa 384; ranking 256)"),
+        ("global_batch_size", "(default 32; anomaly 128; similarity 64)"),
+        ("epochs", "(default 3; anomaly 20; similarity 1)"),
         ("learning_rate", "(default 5e-5; anomaly 0.003)"),
         ("doc_stride", f"(span_qa: default {QuestionAnsweringTask.doc_stride})"),
     ):

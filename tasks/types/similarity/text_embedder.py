@@ -18,6 +18,7 @@ from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import BatchLoss
+from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import FIELDS
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task import OutputSpec, Task, described
@@ -57,7 +58,7 @@ class SimilarityTask(TextTask):
         default_prompt: Name of the prompt that every text gets, or `None`.
         similarity: A key of SIMILARITIES.
         loss: One of LOSSES.
-        temperature: Divisor of cosines in the losses "contrastive" and "cosent".
+        loss_temperature: Divisor of cosines in the losses "contrastive" and "cosent".
         symmetric: Whether the contrastive loss also looks for the anchor of each positive.
         triplet_margin: Difference of distances in the loss "triplet".
         matryoshka_dims: Sizes of the prefixes of vectors that are trained to be vectors themselves.
@@ -77,7 +78,7 @@ class SimilarityTask(TextTask):
     default_prompt: str | None = described("name of the prompt before every text", None)
     similarity: str = described("function that compares two vectors", "cosine")
     loss: str = "contrastive"
-    temperature: float = 0.05
+    loss_temperature: float = 0.05
     symmetric: bool = False
     triplet_margin: float = 5.0
     matryoshka_dims: tuple[int, ...] = ()
@@ -97,8 +98,8 @@ class SimilarityTask(TextTask):
                 f"pooling={self.pooling!r:.80}: expected one of {', '.join(POOLING)}, or several "
                 "joined by +"
             )
-        if not self.temperature > 0:
-            raise UserError(f"temperature={self.temperature}: expected a number > 0")
+        if not self.loss_temperature > 0:
+            raise UserError(f"loss_temperature={self.loss_temperature}: expected a number > 0")
         for name in (
             "dense_units",
             "dense_activations",
@@ -123,6 +124,12 @@ class SimilarityTask(TextTask):
                 )
 
     @classmethod
+    def options_of_weights(cls, path: str) -> dict[str, Any]:
+        """Return the pooling, dense layers, normalization and prompts of an embedder."""
+        settings = sources.embedder_settings(path)
+        return {name: settings[name] for name in FIELDS if name in settings}
+
+    @classmethod
     def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
         """Create the task from a training file, whose columns choose the default of `loss`."""
         rows = row_reader(cls.kind)(options, data, True) if not isinstance(data, FileRows) else data
@@ -136,8 +143,10 @@ class SimilarityTask(TextTask):
         for name in ("dense_units", "matryoshka_dims"):
             if name in options:
                 options[name] = _integers(name, options[name])
-        dense_activations = ("identity",) * len(options.get("dense_units", ()))
-        defaults = {"normalize": True, "dense_activations": dense_activations}
+        units = options.get("dense_units", ())
+        if len(options.get("dense_activations", ())) != len(units):
+            options["dense_activations"] = ("identity",) * len(units)
+        defaults = {"normalize": True}
         return cls(max_seq_length=max_seq_length, **{**defaults, **options})
 
     @property
@@ -155,7 +164,7 @@ class SimilarityTask(TextTask):
         """The loss of the embeddings of a row."""
         options = {
             "loss": self.loss,
-            "temperature": self.temperature,
+            "temperature": self.loss_temperature,
             "margin": self.triplet_margin,
         }
         options |= {"symmetric": self.symmetric, "margin": self.triplet_margin}
@@ -440,7 +449,7 @@ class TextEmbedder(TaskModel):
         loss: "contrastive" finds the positive among the texts of the batch, for pairs and classes;
             "triplet" asks for a margin between positive and negative; "cosent" and "cosine" learn
             the order or the values of scores.
-        temperature: Divisor of cosines in "contrastive" and "cosent".
+        loss_temperature: Divisor of cosines in "contrastive" and "cosent".
         symmetric: Whether "contrastive" also finds the anchor of each positive.
         triplet_margin: Difference of distances in "triplet".
         matryoshka_dims: Sizes of prefixes of the vectors that are trained to be vectors themselves.
@@ -454,7 +463,7 @@ class TextEmbedder(TaskModel):
     options = (
         *("layers", "pooling", "dense_units", "dense_activations", "normalize"),
         *("prompts", "default_prompt", "similarity", "pairs", "truncation"),
-        *("loss", "temperature", "symmetric", "triplet_margin", "matryoshka_dims"),
+        *("loss", "loss_temperature", "symmetric", "triplet_margin", "matryoshka_dims"),
     )
 
     @classmethod

@@ -59,3 +59,13 @@ def entities_of_all(sentences, strict=False):
         for number, tags in enumerate(sentences)
         for entity in entities_of(tags, strict)
     }
+
+
+def cosine_ranking(vectors, query):
+    """Return (index, cosine) pairs, largest first, equal ones by index; 0 for zeros."""
+    scored = []
+    for index, vector in enumerate(vectors.tolist()):
+        product = sum(a * b for a, b in zip(vector, query.tolist(), strict=True))
+        sizes = sum(a * a for a in vector) * sum(b * b for b in query.tolist())
+        scored.append((index, product / sizes**0.5 if sizes else 0.0))
+    return sorted(scored, key=lambda pair: (-pair[1], pair[0]))

@@ -1,0 +1,112 @@
+"""Reader of rankings: queries with texts and the relevance of each.
+
+A row is a pair, a query with all its texts, or a query with its hard negatives:
+
+    {"query": ..., "text": ..., "relevance": 1}
+    {"query": ..., "texts": [...], "relevances": [1, 0, ...]}
+    {"query": ..., "positive": ..., "negatives": [...]}
+
+The last form is that of tasks.mine_negatives; the query may be named "anchor". Pairs may be .csv,
+.tsv, .jsonl or .parquet, the others .jsonl or .parquet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tasks.data.readers.rows import (
+    SUFFIXES,
+    BadRow,
+    Example,
+    RowError,
+    Source,
+    check_text,
+    data_file,
+    good_or_bad,
+    named_rows,
+    not_empty,
+    quoted,
+)
+
+
+def task_rows(
+    task: Mapping[str, Any], source: Source, labelled: bool
+) -> Iterator[Example | BadRow]:
+    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
+    return read_rankings(source, labelled)
+
+
+def read_rankings(source: Source, labelled: bool = True) -> Iterator[Example | BadRow]:
+    """Yield the queries of a file with their texts.
+
+    The rows with one text of a query, wherever they are in the file, form one example, in the
+    position of the first of them; this and all rows after it are yielded at the end of the file.
+
+    Args:
+        source: The file.
+        labelled: Whether to read the relevance.
+
+    Yields:
+        An `Example` with "query" and "texts", whose label has one entry per text as it is written;
+        or a `BadRow` for a row that cannot be used.
+
+    Raises:
+        UserError: If the file cannot be read, or its header lacks a column.
+    """
+    file = data_file(source, SUFFIXES)
+    columns = ("query", "text", *(("relevance",) if labelled else ()))
+    # Examples of pairs are filled while the file is read.
+    items: list[Example | BadRow] = []
+    of_query: dict[str, Example] = {}
+    for number, values in not_empty(named_rows(file, columns), file):
+        row = good_or_bad(f"{file}:{number}", values, _example, labelled)
+        if isinstance(row, Example) and len(row.texts["texts"]) == 1:
+            first = of_query.setdefault(str(row.texts["query"]), row)
+            if first is not row:
+                first.texts["texts"] += row.texts["texts"]  # type: ignore[operator]  # Lists.
+                if labelled:
+                    first.label.extend(row.label)
+                continue
+        if of_query:
+            items.append(row)
+        else:
+            yield row
+    yield from items
+
+
+def _example(values, labelled, location):
+    """Return the example of one row, with one text if it is a pair."""
+    query = values.get("query", values.get("anchor"))
+    if "text" in values:
+        texts, relevances = [values["text"]], [values.get("relevance")]
+    elif "texts" in values:
+        texts, relevances = values["texts"], values.get("relevances")
+    elif "positive" in values and "negatives" in values and labelled:
+        if not isinstance(values["negatives"], list):
+            raise RowError(f"'negatives': expected a list, received {values['negatives']!r:.80}")
+        texts = [values["positive"], *values["negatives"]]
+        relevances = ["1", *["0"] * len(values["negatives"])]
+    else:
+        raise RowError(
+            "expected 'query' with 'text' and 'relevance', with 'texts' and 'relevances', or with "
+            f"'positive' and 'negatives'; received {quoted(values)}"
+        )
+    if not isinstance(texts, list) or not texts:
+        raise RowError(f"'texts': expected a list of texts, received {texts!r:.80}")
+    named = {"'query'": query, **{f"text {n}": text for n, text in enumerate(texts, start=1)}}
+    for what, text in named.items():
+        check_text(text, what)
+        if not text.strip():
+            raise RowError(f"{what}: expected text, received an empty string")
+    if not labelled:
+        return Example({"query": query, "texts": list(texts)}, None, location)
+    if not isinstance(relevances, list) or len(relevances) != len(texts):
+        raise RowError(
+            f"'relevances': expected a list of {len(texts)} numbers, one per text, received "
+            f"{relevances!r:.80}"
+        )
+    for relevance in relevances:
+        if not isinstance(relevance, str | int | float) or isinstance(relevance, bool):
+            raise RowError(f"relevance: expected a number, received {relevance!r:.80}")
+    return Example({"query": query, "texts": list(texts)}, list(map(str, relevances)), location)

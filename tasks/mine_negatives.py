@@ -1,0 +1,100 @@
+"""Mine hard negatives: add to each pair the similar texts of a corpus that are not its positive.
+
+    python -m tasks.mine_negatives --run=RUN --pairs=pairs.csv --corpus=rows.csv --output=out.jsonl
+
+Each row of the output has the columns of the pair and a list `negatives`, most similar first. A
+negative is among the --top_k texts nearest to the anchor, and less similar to it than the positive
+by more than --margin. Texts that are the positive of the same anchor in any row, or that differ
+from one in case or white space alone, are never negatives.
+"""
+
+import dataclasses
+import json
+import os
+
+from bert_tf.errors import UserError
+from bert_tf.storage import paths
+from bert_tf.system import command
+from tasks.data.readers.rows import check_good, raise_bad_rows, read_rows
+from tasks.prediction.embedders import check_embedder, open_embedder
+
+
+@dataclasses.dataclass(frozen=True)
+class MineNegativesSettings:
+    """Flags of the command."""
+
+    run: str = command.flag("run of an embedder, or another model, as of tasks.extract")
+    pairs: str = command.flag("pairs: .csv, .tsv or .jsonl, also .gz, or .parquet")
+    corpus: str = command.flag("texts that may become negatives, in one of these formats")
+    output: str = command.flag("output file, .jsonl")
+    anchor_column: str = command.flag("column of the first text of a pair", "anchor")
+    positive_column: str = command.flag("column of the text that belongs to it", "positive")
+    text_column: str = command.flag("column of the texts of --corpus", "text")
+    num_negatives: int = command.flag("largest number of negatives per pair", 5, bounds={">=": 1})
+    margin: float = command.flag(
+        "cosine similarity by which a negative is less similar than the positive",
+        0.05,
+        bounds={">=": 0},
+    )
+    top_k: int = command.flag(
+        "nearest texts per anchor that negatives are taken from", 100, bounds={">=": 1}
+    )
+    overwrite: bool = command.flag("replacement of an existing --output file", False)
+
+    def __post_init__(self) -> None:
+        command.check_bounds(self)
+        paths.check_local_file("pairs", self.pairs)
+        paths.check_local_file("corpus", self.corpus)
+        if not self.output.endswith(".jsonl"):
+            raise UserError(f"--output={self.output}: expected a .jsonl file")
+        if self.anchor_column == self.positive_column:
+            raise UserError(
+                f"--positive_column={self.positive_column}: expected another column than "
+                "--anchor_column"
+            )
+        paths.check_output(self.output, (self.pairs, self.corpus, self.run), self.overwrite)
+
+    def check(self) -> None:
+        """Check pairs, corpus and model without TensorFlow; raises UserError."""
+        check_good(read_rows(self.pairs, (self.anchor_column, self.positive_column)))
+        check_good(read_rows(self.corpus, (self.text_column,)))
+        check_embedder(self.run)
+
+
+def main(settings: MineNegativesSettings) -> None:
+    """Write the output file."""
+    from bert_tf.storage.files import atomic_writer
+    from bert_tf.storage.ownership import sole_output
+    from tasks.prediction.hard_negatives import NegativeMiner
+
+    columns = settings.anchor_column, settings.positive_column
+
+    def pairs():
+        for row in raise_bad_rows(read_rows(settings.pairs, columns)):
+            yield tuple(row.texts.values())
+
+    rows = raise_bad_rows(read_rows(settings.corpus, (settings.text_column,)))
+    corpus = [str(row.texts[settings.text_column]) for row in rows]
+    count = found = incomplete = 0
+    with sole_output(settings.output, settings.overwrite), atomic_writer(settings.output) as lines:
+        miner = NegativeMiner(
+            open_embedder(settings.run),
+            corpus,
+            pairs,
+            os.path.dirname(os.path.abspath(settings.output)),
+            command.log,
+        )
+        for mined in miner.mine(settings.num_negatives, settings.margin, settings.top_k):
+            pair = dict(zip(columns, (mined.anchor, mined.positive), strict=True))
+            line = {**pair, "negatives": mined.negatives}
+            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+            count, found = count + 1, found + len(mined.negatives)
+            incomplete += len(mined.negatives) < settings.num_negatives
+    command.log(
+        f"{settings.output}: {count:,} pairs with {found / count:.1f} negatives on average; "
+        f"{incomplete:,} have fewer than {settings.num_negatives}"
+    )
+
+
+if __name__ == "__main__":
+    command.run_main(main, MineNegativesSettings, __doc__)

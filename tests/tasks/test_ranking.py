@@ -1,0 +1,288 @@
+"""Ranking on literals: losses, metrics, predictions; from file to run to answer."""
+
+import json
+import math
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bert_tf import UserError
+from bert_tf.conversion.exported_model import ExportedModel
+from bert_tf.model.layout import MASKED_SCORE
+from bert_tf.text.encoder_inputs import to_flat, to_padded
+from bert_tf.train import losses
+from bert_tf.weights import heads
+from bert_tf.weights.sources import read_pretrained
+from tasks import TextRanker, load_model
+from tasks.base.task import task_from_dict
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.data.windows import Windows
+from tasks.finetuning.recipe import finetune
+from tasks.graph.evaluation import Evaluator
+from tasks.prediction.prediction_files import predict
+from tasks.types.ranking import RankingTask
+from tests import small
+
+# A relevant text repeats a word of the query, at any position.
+QUERIES = [
+    ("the bill", ["not open", "bill too high", "is broken"], [0, 1, 0]),
+    ("my screen", ["screen is broken", "too high"], [2, 0]),
+    ("a app", ["is high", "a", "broken", "app open"], [0, 0, 0, 1]),
+    ("the screen", ["does not open", "high", "my screen"], [0, 0, 1]),
+    ("my app", ["the app", "app open", "bill"], [1, 1, 0]),
+    ("a bill", ["b", "broken", "the bill"], [0, 0, 1]),
+]
+TASK = RankingTask(max_seq_length=12)
+
+
+def sigmoid(value):
+    return 1 / (1 + math.exp(-value))
+
+
+def test_losses_by_hand():
+    logits = tf.constant([[0.0, math.log(3), MASKED_SCORE], [1.0, MASKED_SCORE, -2.0]])
+    relevance = tf.constant([[1.0, 3.0, 5.0], [0.0, 0.0, 0.0]])
+    found = losses.listwise_softmax_cross_entropy(relevance, logits).numpy()
+    # Shares 1/4 and 3/4 of the relevance; the third text is missing. The second row has none.
+    np.testing.assert_allclose(found, [-math.log(0.25) / 4 - 3 * math.log(0.75) / 4, 0], 1e-6)
+    relevance = tf.constant([[0.5, 3.0, 5.0], [-1.0, 1.0, 0.0]])
+    found = losses.listwise_binary_cross_entropy(relevance, logits).numpy()
+    # A grade of 3 counts as 1, one of -1 as 0.
+    first = (math.log(2) - math.log(0.75)) / 2
+    second = -(math.log(1 - sigmoid(1)) + math.log(1 - sigmoid(-2))) / 2
+    np.testing.assert_allclose(found, [first, second], 1e-6)
+    missing = tf.fill([1, 3], MASKED_SCORE)
+    for loss in (losses.listwise_softmax_cross_entropy, losses.listwise_binary_cross_entropy):
+        assert loss(tf.ones([1, 3]), missing).numpy().tolist() == [0.0]
+
+
+def test_the_divergence_is_the_excess_over_the_teacher():
+    """The cross-entropy with the teacher's probabilities, less the teacher's own."""
+    logits = tf.constant([[1.0, -2.0, MASKED_SCORE]])
+    teacher = tf.constant([[0.5, -1.0, MASKED_SCORE]])
+    of_teacher = tf.sigmoid(teacher)
+    expected = losses.listwise_binary_cross_entropy(
+        of_teacher, logits
+    ) - losses.listwise_binary_cross_entropy(of_teacher, teacher)
+    found = losses.listwise_binary_divergence(teacher, logits, 1.0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert losses.listwise_binary_divergence(logits, logits, 2.0).numpy().tolist() == [0.0]
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "identity"])
+def test_predictions_by_hand(activation):
+    """Logits that differ by rounding alone are ties, of which the first text comes first."""
+    logits = tf.constant(
+        [
+            [1.0, MASKED_SCORE, 3.0, 1.00001],
+            [1.00001, 1.0, -2.0, 0.5],
+            [MASKED_SCORE] * 4,
+        ]
+    )
+    task = RankingTask(max_seq_length=12, activation=activation)
+    found = task.predictions(None, None, {"score": logits})
+    assert found["order"].numpy().tolist() == [[2, 0, 3, -1], [0, 1, 3, 2], [-1] * 4]
+    score = sigmoid if activation == "sigmoid" else float
+    expected = [[score(1), 0, score(3), score(1)], [score(1), score(1), score(-2), score(0.5)]]
+    np.testing.assert_allclose(found["scores"], [*expected, [0] * 4], 1e-4)
+    margin = task.margin(found, None, {"score": logits}).numpy()
+    np.testing.assert_allclose(margin, [sigmoid(3) - sigmoid(1), 0, 0], atol=1e-5)
+
+
+def test_padding_is_removed():
+    row = {"scores": [0.1, 0.0, 0.7, -1.0], "order": [2, 0, -1, -1]}
+    assert TASK.strip_padding(row) == {"scores": [0.1, 0.0, 0.7], "order": [2, 0]}
+    row = {"scores": [0.0], "order": [-1]}
+    assert TASK.strip_padding(row) == {"scores": [], "order": []}
+
+
+def windows_of(counts):
+    pairs = [(row, column) for row, count in enumerate(counts) for column in range(count)]
+    example, choice = np.reshape(pairs, (-1, 2)).T
+    return Windows(None, example, choice_W=choice)
+
+
+def test_metrics_are_of_each_query():
+    """Of equal logits the last text comes first, as of trec_eval."""
+    examples = Examples({"texts": [["a"] * 3, ["a"], ["a"] * 2]}, [[0, 1, 0], [2], [1, 0]])
+    labels, weights = TASK.targets(examples, windows_of([3, 1, 2]))
+    assert labels["score"].tolist() == [[0, 1, 0], [2, 0, 0], [1, 0, 0]]
+    assert weights["score"].tolist() == [3, 1, 2]
+    logits = np.array(
+        [[5, 4, 3], [-9, MASKED_SCORE, MASKED_SCORE], [1, 1, MASKED_SCORE]], np.float32
+    )
+    data = type("Data", (), {"labels": labels})
+    metrics = TASK.metrics(data, {"score": logits})
+    assert metrics["mrr@10"] == (1 / 2 + 1 + 1 / 2) / 3
+    assert metrics["recall@1"] == 1 / 3
+    assert TASK.best_metric in metrics
+    listwise = RankingTask(max_seq_length=12, ranking_loss="listwise")
+    examples = Examples(examples.texts, [[0, 0, 0], [2], [1, 0]])
+    assert listwise.targets(examples, windows_of([3, 1, 2]))[1]["score"].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "limit", "kept"),
+    [
+        ([0, 1, 0, 0, 0], 3, [0, 1, 2]),
+        ([0, 0, 0, 0, 1], 3, [0, 1, 4]),
+        ([1, 1, 2, 1, 0, 0, 0], 4, [0, 2, 4, 5]),
+        ([1, 1, 1, 0], 3, [0, 1, 3]),
+        ([1, 1, 1], 2, [0, 1]),
+        ([0, 1], 1, [1]),
+        ([0, 1], 9, [0, 1]),
+    ],
+)
+def test_training_uses_the_first_texts_of_a_query(labels, limit, kept):
+    task = RankingTask(max_seq_length=12, texts_per_query=limit)
+    texts = list(map(str, range(len(labels))))
+    chosen = task.select_training_examples(Examples({"query": ["q"], "texts": [texts]}, [labels]))
+    assert chosen.texts == {"query": ["q"], "texts": [[texts[index] for index in kept]]}
+    assert chosen.labels == [[labels[index] for index in kept]]
+
+
+def test_options_are_checked():
+    assert RankingTask.from_options(max_seq_length=8).activation == "sigmoid"
+    listwise = RankingTask.from_options(max_seq_length=8, ranking_loss="listwise")
+    assert listwise.activation == "identity"
+    assert task_from_dict(listwise.to_dict()) == listwise
+    for options in ({"ranking_loss": "x"}, {"activation": 1}, {"texts_per_query": 0}):
+        with pytest.raises(UserError, match=f"{next(iter(options))}=.*: expected"):
+            RankingTask.from_options(max_seq_length=8, **options)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [([1], "expected a list of 2 numbers"), (1, "expected a list of 2"), ([1, "x"], "'x'")],
+)
+def test_a_label_is_a_number_per_text(label, message):
+    with pytest.raises(UserError, match=message):
+        TASK.encode_labels([label], {"query": ["q"], "texts": [["a", "b"]]})
+
+
+@pytest.fixture(scope="module")
+def ranker(config, vocabulary, tmp_path_factory):
+    path = tmp_path_factory.mktemp("ranker") / "bert"
+    small.write_huggingface(path, config, vocabulary)
+    return TextRanker.from_pretrained(path, max_seq_length=12)
+
+
+ROWS = {"query": [row[0] for row in QUERIES], "texts": [row[1] for row in QUERIES]}
+RELEVANCE = [row[2] for row in QUERIES]
+
+
+def test_fit_learns(ranker):
+    before = ranker.evaluate(ROWS, RELEVANCE)
+    ranker.compile(keras.optimizers.Adam(0.01))
+    ranker.fit(ROWS, RELEVANCE, epochs=4, batch_size=6, verbose=0)
+    assert ranker.evaluate(ROWS, RELEVANCE)["loss"] < before["loss"]
+    rows = ranker.predict_rows(ROWS)
+    assert [len(row["order"]) for row in rows] == [len(texts) for texts in ROWS["texts"]]
+    # The scores of a cross-encoder, one layer after the other.
+    query, texts = tf.constant(ROWS["query"][:1]), tf.constant(ROWS["texts"][:1])
+    windows = ranker.serving.pipeline.encode(query=query, texts=texts)
+    inputs = to_padded(windows.packed, ranker.vocabulary)
+    logits = ranker.network.head(ranker.network.encoder(inputs)["pooled"])[:, 0]
+    np.testing.assert_allclose(rows[0]["scores"], tf.sigmoid(logits), atol=1e-5)
+    assert rows[0]["order"] == np.argsort(-logits.numpy()).tolist()
+
+
+@pytest.mark.slow
+def test_layouts_have_equal_losses_and_files_equal_scores(ranker, tmp_path):
+    expected = ranker.evaluate(ROWS, RELEVANCE)["loss"]
+    for layout in (to_flat, to_padded):
+        encoded = EncodedExamples.encode(Examples(ROWS, RELEVANCE), ranker.serving.pipeline, layout)
+        strategy = tf.distribute.get_strategy()
+        evaluator = Evaluator(ranker.task, ranker.network, strategy, replica_batch_size=2)
+        assert evaluator.metrics(encoded)["loss"] == pytest.approx(expected, abs=1e-5)
+    ranker.save(tmp_path / "model.keras")
+    loaded = load_model(tmp_path / "model.keras")
+    assert type(loaded) is TextRanker
+    scores = [model.predict(ROWS)["scores"] for model in (ranker, loaded)]
+    np.testing.assert_allclose(*scores, atol=1e-6)
+
+
+def test_a_cross_encoder_keeps_its_head(huggingface_dir, config):
+    pretrained = read_pretrained(huggingface_dir)
+    rng = np.random.default_rng(0)
+    head = {
+        "classifier/kernel": rng.normal(size=(config.hidden_size, 1)).astype(np.float32),
+        "classifier/bias": np.array([0.5], np.float32),
+    }
+    pretrained.weights.update(head)
+    columns = {"text_columns": ["text_a", "text_b"], "activation": "identity"}
+    object.__setattr__(pretrained, "task", {"kind": "regression", **columns})
+    task = TextRanker._create_task(pretrained, 12, {})
+    assert task.activation == "identity"
+    model = TextRanker.from_weights(pretrained, task)
+    np.testing.assert_array_equal(model.network.head.kernel, head["classifier/kernel"])
+    # A regressor of one text has read no pairs.
+    object.__setattr__(pretrained, "task", {"kind": "regression", "text_columns": ["text"]})
+    model = TextRanker.from_weights(pretrained, task)
+    assert not np.array_equal(model.network.head.kernel, head["classifier/kernel"])
+
+
+def test_a_ranker_is_a_regressor_for_other_libraries_and_a_ranker_again(config):
+    kernel = np.ones((config.hidden_size, 1), np.float32)
+    weights = {heads.KERNEL: kernel, heads.BIAS: np.zeros(1, np.float32)}
+    task = RankingTask(max_seq_length=12, ranking_loss="listwise", activation="identity")
+    pretrained = types.SimpleNamespace(task=task.to_dict())
+    written = ExportedModel(pretrained, pretrained.task)
+    values = {"architectures": [heads.CLASSES["ranking"]], **written.config_values()}
+    assert values["problem_type"] == "regression"
+    assert task_from_dict(heads.read_head(weights, values, 512)[0]) == task
+    del values["task_specific_params"]
+    assert heads.read_head(weights, values, 512)[0]["kind"] == "regression"
+
+
+def write(path, queries=QUERIES):
+    lines = [
+        {"query": query, "texts": texts, "relevances": relevance}
+        for query, texts, relevance in queries
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def write_pairs(path, queries=QUERIES):
+    rows = [
+        (query, text, label)
+        for query, texts, labels in queries
+        for text, label in zip(texts, labels, strict=True)
+    ]
+    return small.write_rows(path, rows, ("query", "text", "relevance"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["binary", "listwise"])
+def test_a_run_learns_and_predicts_and_teaches(huggingface_dir, tmp_path, loss):
+    files = {
+        "train": write_pairs(tmp_path / "train.csv"),
+        "dev": write(tmp_path / "dev.jsonl", QUERIES[::-1]),
+    }
+    said = []
+    options = {"task": "ranking", "ranking_loss": loss, "global_batch_size": 3, "epochs": 20}
+    settings = small.settings(huggingface_dir, files, tmp_path / "run", **options)
+    run = finetune(settings, said.append)
+    assert "ranking: 6 rows, 6 dev rows" in said
+    best = run.checkpoints.info(run.checkpoints.best_step())["metrics"]
+    assert best["dev_ndcg@10"] > 0.95
+    activation = {"binary": "sigmoid", "listwise": "identity"}[loss]
+    assert run.task["activation"] == activation and run.task["texts_per_query"] == 16
+
+    trained = load_model(run.path)
+    output = tmp_path / "answers.jsonl"
+    with open(files["dev"], "a") as file:
+        file.write('{"query": "the bill", "texts": []}\n')
+    assert predict(trained, files["dev"], output, 3, said.append) == (7, 1)
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [list(line) for line in lines] == [["scores", "order"]] * 6 + [["error"]]
+
+    options |= {"teacher": str(run.path), "distill_alpha": 1.0}
+    student = small.settings(huggingface_dir, files, tmp_path / "student", **options)
+    files["dev"].write_text(write(tmp_path / "other.jsonl", QUERIES[1:]).read_text())
+    of_student = finetune(student, said.append).metrics()[-1]
+    assert of_student["dev_ndcg@10"] > 0.8

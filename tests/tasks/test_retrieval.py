@@ -1,0 +1,90 @@
+"""Evaluation of an embedder as retrieval: metrics of a small dataset, and the command's errors."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bert_tf import UserError
+from bert_tf.system import command
+from tasks import TextEmbedder, evaluate
+from tasks.data.readers.retrieval import RetrievalDataset
+from tasks.prediction import embedders
+from tasks.prediction.embedders import open_embedder
+from tasks.prediction.retrieval import rank_documents
+from tests.small import write_beir
+
+DOCUMENTS = {
+    "d1": "the bill is too high",
+    "d2": "my app does not open",
+    "q1": "the screen is broken",
+    "d4": "the bill is high",
+}
+QUERIES = {"q1": "the screen is broken", "q2": "the bill is high", "unjudged": "the"}
+RELEVANCE = {"q2": {"d4": 1, "d2": 1}, "q1": {"d1": 1, "d9": 1}}
+
+
+@pytest.fixture
+def beir(tmp_path):
+    return write_beir(tmp_path / "beir", DOCUMENTS, QUERIES, RELEVANCE)
+
+
+def run(*flags):
+    settings, _ = command.parse(evaluate.EvaluateSettings, ["evaluate", *flags])
+    settings.check()
+    evaluate.main(settings)
+
+
+class Embedder:
+    """Known vectors by text."""
+
+    def __init__(self, vectors):
+        self.vectors = vectors
+
+    def predict(self, texts):
+        return np.array([self.vectors[text] for text in texts], np.float32)
+
+
+def test_documents_are_ranked_by_similarity(beir, monkeypatch):
+    """In blocks of two documents; q1 does not find the document that has its own id."""
+    monkeypatch.setattr(embedders, "TEXTS_PER_BLOCK", 2)
+    vectors = [[1, 0], [0, 1], [1, 1], [3, 1]]
+    embedder = Embedder({**dict(zip(DOCUMENTS.values(), vectors, strict=True)), "the": [0, 9]})
+    queries = {name: QUERIES[name] for name in ("unjudged", "q2", "q1")}
+    dataset = RetrievalDataset.open(beir)
+    assert rank_documents(embedder, dataset, queries, lambda line: None) == {
+        "unjudged": ["d2", "q1", "d4", "d1"],
+        "q2": ["d4", "d1", "q1", "d2"],
+        "q1": ["d4", "d1", "d2"],
+    }
+
+
+def test_the_command_prints_metrics(huggingface_dir, beir, tmp_path, capsys):
+    """Of a run, whose pooling is not the default."""
+    model = TextEmbedder.from_pretrained(huggingface_dir, pooling="cls", max_seq_length=16)
+    model.save_run(tmp_path / "run")
+    assert open_embedder(str(tmp_path / "run")).task == model.task
+    (beir / "qrels.txt").write_text("q2 0 d4 1\nq2 0 d9 1\n")
+    run(f"--run={tmp_path / 'run'}", f"--data={beir}", f"--qrels={beir / 'qrels.txt'}")
+    metrics = json.loads(capsys.readouterr().out.splitlines()[-1])
+    # The text of d4 is that of the query; there is no d9.
+    recalls = {f"recall@{cutoff}": 0.5 for cutoff in (1, 5, 10, 100)}
+    ndcg = pytest.approx(1 / (1 + np.log(2) / np.log(3)))
+    assert metrics == {**recalls, "mrr@10": 1.0, "ndcg@10": ndcg, "map": 0.5}
+
+
+def test_wrong_flags_are_rejected(huggingface_dir, beir, tmp_path):
+    with pytest.raises(UserError, match="--qrels: expected a directory of BEIR"):
+        run(f"--run={huggingface_dir}", f"--data={beir / 'corpus.jsonl'}", "--qrels=x")
+    with pytest.raises(UserError, match=r"corpus\.jsonl: no such file"):
+        run(f"--run={huggingface_dir}", f"--data={tmp_path}")
+    with pytest.raises(UserError, match="no model found"):
+        run(f"--run={tmp_path}", f"--data={beir}")
+    with pytest.raises(UserError, match="expected a run of an embedder"):
+        embedders.open_embedder(str(huggingface_dir), checkpoint="step-1")
+
+
+def test_vectors_that_are_not_finite_are_rejected(beir):
+    embedder = Embedder({text: [np.nan, 1] for text in QUERIES.values()})
+    with pytest.raises(UserError, match="queries: .*finite"):
+        rank_documents(embedder, RetrievalDataset.open(beir), QUERIES, lambda line: None)
