@@ -51,9 +51,9 @@ def test_the_defaults_in_the_help_are_those_of_the_task_types():
     shown = command._help(FinetuneSettings, "")
     for name, text in (
         ("max_seq_length", "(default 128; span_qa 384; ranking 256)"),
-        ("global_batch_size", "(default 32; anomaly 128; similarity 64)"),
+        ("global_batch_size", "(default 32; ranking 8; anomaly 128; similarity 64)"),
         ("epochs", "(default 3; anomaly 20; similarity 1)"),
-        ("learning_rate", "(default 5e-5; anomaly 0.003)"),
+        ("learning_rate", "(default 5e-5; ranking 2e-5; anomaly 0.003)"),
         ("doc_stride", f"(span_qa: default {QuestionAnsweringTask.doc_stride})"),
     ):
         (line,) = (line for line in shown.splitlines() if line.startswith(f"  --{name}  "))
