@@ -182,7 +182,7 @@ def _compare_outputs(model, directory, format, verify_python):
         the largest absolute value of any output, by which to judge the difference, and warnings of
         the library; or `None`.
     """
-    if format == "huggingface":
+    if format in ("huggingface", "sentence-transformers"):
         return verify_python and _compare_in_transformers(model, directory, verify_python)
     if format == "google":
         library, outputs_of = "bert_tf", _outputs_here(read_pretrained(directory))
