@@ -216,7 +216,7 @@ def listwise_softmax_cross_entropy(relevance_BC: tf.Tensor, logits_BC: tf.Tensor
         logits_BC: Float `(B, C)`, MASKED_SCORE where a text is missing.
     """
     logits_BC = tf.cast(logits_BC, tf.float32)
-    gains_BC = tf.nn.relu(tf.cast(relevance_BC, tf.float32))
+    gains_BC = tf.nn.relu(_per_text(relevance_BC, logits_BC))
     gains_BC = tf.where(logits_BC > MASKED_SCORE, gains_BC, 0.0)
     expected_BC = tf.math.divide_no_nan(gains_BC, tf.reduce_sum(gains_BC, axis=1, keepdims=True))
     return -tf.reduce_sum(expected_BC * tf.nn.log_softmax(logits_BC), axis=1)
@@ -230,7 +230,7 @@ def listwise_binary_cross_entropy(relevance_BC: tf.Tensor, logits_BC: tf.Tensor)
         logits_BC: Float `(B, C)`, MASKED_SCORE where a text is missing.
     """
     logits_BC = tf.cast(logits_BC, tf.float32)
-    expected_BC = tf.clip_by_value(tf.cast(relevance_BC, tf.float32), 0.0, 1.0)
+    expected_BC = tf.clip_by_value(_per_text(relevance_BC, logits_BC), 0.0, 1.0)
     losses_BC = tf.nn.sigmoid_cross_entropy_with_logits(expected_BC, logits_BC)
     return _mean_of_texts(losses_BC, logits_BC)
 
@@ -243,6 +243,12 @@ def listwise_binary_divergence(
         teacher_BC[..., tf.newaxis], logits_BC[..., tf.newaxis], temperature
     )
     return _mean_of_texts(losses_BC, logits_BC)
+
+
+def _per_text(relevance_BC, logits_BC):
+    """Return the relevance as float32; queries without labels may have had more texts."""
+    missing = tf.shape(logits_BC)[1] - tf.shape(relevance_BC)[1]
+    return tf.pad(tf.cast(relevance_BC, tf.float32), [[0, 0], [0, missing]])
 
 
 def _mean_of_texts(values_BC, logits_BC):

@@ -172,6 +172,13 @@ class RankingTask(Task):
             weights_S = np.any(relevance_SC > 0, axis=1)
         return {"score": relevance_SC}, {"score": weights_S.astype(np.float32)}
 
+    def soft_weights(self, windows: Windows, num_samples: int) -> Arrays:
+        """Return the weights of queries without labels, as those of `targets`."""
+        if self.ranking_loss == "listwise":
+            return super().soft_weights(windows, num_samples)
+        counts = np.bincount(windows.example_W, minlength=num_samples)
+        return {"score": counts.astype(np.float32)}
+
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Return a warning if queries have no relevant text."""
         count = sum(not any(value > 0 for value in labels) for labels in data.examples.labels)

@@ -54,6 +54,11 @@ def test_losses_by_hand():
     first = (math.log(2) - math.log(0.75)) / 2
     second = -(math.log(1 - sigmoid(1)) + math.log(1 - sigmoid(-2))) / 2
     np.testing.assert_allclose(found, [first, second], 1e-6)
+    for loss in (losses.listwise_softmax_cross_entropy, losses.listwise_binary_cross_entropy):
+        # Relevance of fewer texts, as beside queries without labels, is that of the first ones.
+        whole = loss(relevance[1:] * [[1, 1, 0]], logits[1:])
+        fewer = loss(relevance[1:, :2], logits[1:])
+        np.testing.assert_array_equal(whole, fewer)
     missing = tf.fill([1, 3], MASKED_SCORE)
     for loss in (losses.listwise_softmax_cross_entropy, losses.listwise_binary_cross_entropy):
         assert loss(tf.ones([1, 3]), missing).numpy().tolist() == [0.0]
@@ -111,6 +116,7 @@ def test_metrics_are_of_each_query():
     labels, weights = TASK.targets(examples, windows_of([3, 1, 2]))
     assert labels["score"].tolist() == [[0, 1, 0], [2, 0, 0], [1, 0, 0]]
     assert weights["score"].tolist() == [3, 1, 2]
+    assert TASK.soft_weights(windows_of([3, 0, 2]), 4)["score"].tolist() == [3, 0, 2, 0]
     logits = np.array(
         [[5, 4, 3], [-9, MASKED_SCORE, MASKED_SCORE], [1, 1, MASKED_SCORE]], np.float32
     )
