@@ -287,8 +287,10 @@ def test_a_run_learns_and_predicts_and_teaches(huggingface_dir, tmp_path, loss):
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [list(line) for line in lines] == [["scores", "order"]] * 6 + [["error"]]
 
-    options |= {"teacher": str(run.path), "distill_alpha": 1.0}
+    # An unlabelled query may have more texts than those with labels.
+    more = write(tmp_path / "more.jsonl", [("a bill", ["a", "b", "c", "bill", "app"], [0] * 5)])
+    options |= {"teacher": str(run.path), "unlabelled": (str(more),), "epochs": 1}
+    files["dev"] = write(tmp_path / "other.jsonl", QUERIES[1:])
     student = small.settings(huggingface_dir, files, tmp_path / "student", **options)
-    files["dev"].write_text(write(tmp_path / "other.jsonl", QUERIES[1:]).read_text())
-    of_student = finetune(student, said.append).metrics()[-1]
-    assert of_student["dev_ndcg@10"] > 0.8
+    assert "dev_ndcg@10" in finetune(student, said.append).metrics()[-1]
+    assert "teacher: 7 samples, once; 1 of them without labels" in said
