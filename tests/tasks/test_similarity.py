@@ -10,7 +10,7 @@ from bert_tf.errors import UserError
 from tasks import TextEmbedder, load_model, read_examples
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings
-from tests import small
+from tests import sentence_transformers_files, small
 
 ANCHORS = ["the bill", "screen broken", "app does not open", "too high"]
 POSITIVES = ["bill is too high", "the screen", "the app", "is too high"]
@@ -108,6 +108,53 @@ def test_a_file_of_each_form_trains_a_run(tmp_path, huggingface_dir, name):
     model = load_model(finetune(settings).path)
     assert model.task.loss == ("cosent" if name == "scores.tsv" else "contrastive")
     np.testing.assert_allclose(np.linalg.norm(model.predict(["my app"]), axis=1), 1, rtol=1e-5)
+
+
+def test_columns_of_other_names_are_read_and_single_texts_are_embedded(tmp_path, huggingface_dir):
+    (tmp_path / "train.csv").write_text("question,answer\nthe bill,too high\nmy app,the screen\n")
+    settings = FinetuneSettings(
+        task="similarity",
+        train=str(tmp_path / "train.csv"),
+        dev=(),
+        init_from=str(huggingface_dir),
+        output_dir=str(tmp_path / "run"),
+        max_seq_length=16,
+        text_column="question",
+        text_b_column="answer",
+        global_batch_size=2,
+    )
+    model = load_model(finetune(settings).path)
+    assert model.task.input_names == ("text",)
+    assert model.predict(["the bill"]).shape == (1, 12)
+    assert model.evaluate(
+        read_examples(settings.train, "similarity", text_columns=("question", "answer"))
+    )
+
+
+def test_an_embedder_keeps_its_pooling_and_dense_layers(tmp_path, config, vocabulary):
+    directory = sentence_transformers_files.write(
+        tmp_path / "embedder",
+        config,
+        vocabulary,
+        kinds=("Transformer", "Pooling", "Dense"),
+        pooling={**sentence_transformers_files.POOLING, "pooling_mode": "cls"},
+    )
+    (tmp_path / "pairs.csv").write_text(FILES["pairs.csv"])
+    settings = FinetuneSettings(
+        task="similarity",
+        train=str(tmp_path / "pairs.csv"),
+        init_from=str(directory),
+        output_dir=str(tmp_path / "run"),
+        max_seq_length=16,
+        global_batch_size=2,
+        learning_rate=1e-9,
+        normalize=False,
+    )
+    model = load_model(finetune(settings).path)
+    assert (model.task.pooling, model.task.dense_units) == ("cls", (5,))
+    expected = TextEmbedder.from_pretrained(directory).predict(ANCHORS)
+    np.testing.assert_allclose(model.predict(ANCHORS), expected, rtol=1e-4, atol=1e-5)
+    assert finetune(settings).path == str(tmp_path / "run")  # Finished: nothing to do.
 
 
 @pytest.mark.parametrize(

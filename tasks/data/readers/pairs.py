@@ -49,17 +49,16 @@ def task_rows(
     """
     if labelled:
         return read_pairs(task, source)
-    # A run that was trained on pairs embeds single texts, of the first column if it was given.
-    columns = task.get("text_columns", ("text",))
-    return read_texts({**task, "text_columns": tuple(columns)[:1]}, source, None)
+    return read_texts(task, source, None)
 
 
 def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | BadRow]:
     """Yield the labelled rows of a file.
 
     Args:
-        task: Values of a task.json: "text_columns" other than ("text",), "negatives_column" and
-            "label_column" name columns; otherwise they are found by their names.
+        task: Values of a task.json: "pair_columns", "text_columns" other than ("text",),
+            "negatives_column" and "label_column" name columns; otherwise they are found by their
+            names.
         source: .csv, .tsv, .jsonl or .parquet with the columns anchor, positive and optionally
             negative or negatives; text_a, text_b and score; or text and label.
 
@@ -70,7 +69,7 @@ def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | Ba
         UserError: If the file cannot be read or has none of these columns.
     """
     file = data_file(source, SUFFIXES)
-    columns = pair_columns(task, file)
+    columns = columns_of_pairs(task, file)
     names = [*columns.texts, *([columns.label] if columns.label else [])]
     lists = [columns.negatives] if columns.negatives else []
 
@@ -94,13 +93,13 @@ def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | Ba
     )
 
 
-def pair_columns(task: Mapping[str, Any], file: DataFile) -> PairColumns:
+def columns_of_pairs(task: Mapping[str, Any], file: DataFile) -> PairColumns:
     """Return the columns of a file; arguments as of `read_pairs`.
 
     Raises:
         UserError: If the file has no columns of labelled rows.
     """
-    given = tuple(task.get("text_columns", ("text",)))
+    given = tuple(task.get("pair_columns") or task.get("text_columns", ("text",)))
     label, negatives = task.get("label_column"), task.get("negatives_column")
     _, first = next(named_rows(file, ()), (0, {}))
     there = () if isinstance(first, RowError) else tuple(first)

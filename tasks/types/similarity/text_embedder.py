@@ -62,6 +62,7 @@ class SimilarityTask(TextTask):
         symmetric: Whether the contrastive loss also looks for the anchor of each positive.
         triplet_margin: Difference of distances in the loss "triplet".
         matryoshka_dims: Sizes of the prefixes of vectors that are trained to be vectors themselves.
+        pair_columns: Columns of the two texts of a labelled row; found by their names if empty.
         negatives_column: Column of hard negatives; found by its name if `None`.
     """
 
@@ -82,6 +83,7 @@ class SimilarityTask(TextTask):
     symmetric: bool = False
     triplet_margin: float = 5.0
     matryoshka_dims: tuple[int, ...] = ()
+    pair_columns: tuple[str, ...] = ()
     negatives_column: str | None = None
 
     def __post_init__(self) -> None:
@@ -143,6 +145,8 @@ class SimilarityTask(TextTask):
         for name in ("dense_units", "matryoshka_dims"):
             if name in options:
                 options[name] = _integers(name, options[name])
+        if len(options.get("text_columns", ())) == 2:  # The model reads one text at a time.
+            options["pair_columns"] = options.pop("text_columns")
         units = options.get("dense_units", ())
         if len(options.get("dense_activations", ())) != len(units):
             options["dense_activations"] = ("identity",) * len(units)
