@@ -33,7 +33,8 @@ def trained(directory, task, config, vocabulary):
     source = read_pretrained(str(weights), None)
     model = task.build_model(config)
     source.assign_to(model)
-    model.head.kernel.assign(np.random.default_rng(0).normal(0, 0.6, model.head.kernel.shape))
+    head = model.dense_layers[0] if task.kind == "similarity" else model.head
+    head.kernel.assign(np.random.default_rng(0).normal(0, 0.6, head.kernel.shape))
     return small.trained(directory / "run", source, task, model)
 
 
