@@ -169,6 +169,7 @@ def test_every_task_type_predicts_as_trained(name, tmp_path, config, vocabulary)
             "text": TEXTS,
             "text_a": TEXTS,
             "text_b": TEXTS[::-1],
+            "prompt": ["the bill ", ""] * (len(TEXTS) // 2) + ["a"] * (len(TEXTS) % 2),
         }
         columns = {name: columns[name] for name in names}
         outputs = client.predict(columns, signature)
