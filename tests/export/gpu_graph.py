@@ -1,4 +1,4 @@
-"""What a server with a GPU makes of a graph: its rewrites, kernels and copies.
+"""Graphs as a server with a GPU rewrites them: its rewrites, kernels and copies.
 
 The pip package of TensorFlow registers its GPU kernels in processes without a GPU too. A kernel has
 some inputs and outputs in the memory of the host; an edge between the two memories is a copy.

@@ -60,7 +60,7 @@ def test_documents_are_ranked_by_similarity(beir, monkeypatch):
 
 
 def test_the_command_prints_metrics(huggingface_dir, beir, tmp_path, capsys):
-    """Of a run, whose pooling is not the default."""
+    """Evaluate a run, whose pooling is not the default."""
     model = TextEmbedder.from_pretrained(huggingface_dir, pooling="cls", max_seq_length=16)
     model.save_run(tmp_path / "run")
     assert open_embedder(str(tmp_path / "run")).task == model.task
