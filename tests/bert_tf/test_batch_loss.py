@@ -94,13 +94,12 @@ def test_parts_of_different_sizes_train_like_the_whole_batch(whole):
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_replicas_train_like_one(whole, parts):
+def test_replicas_train_like_one(whole, mirrored, parts):
     weights, expected = whole
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     data = tf.data.Dataset.from_tensor_slices(rows(weights)).repeat()
     if parts == 1:
-        equal(trained(strategy, data.batch(ROWS, drop_remainder=True)), expected)
+        equal(trained(mirrored, data.batch(ROWS, drop_remainder=True)), expected)
         return
     # The parts of a replica follow each other; the loss does not depend on the order of the rows.
     data = data.batch(2, drop_remainder=True).batch(4, drop_remainder=True)
-    equal(trained(strategy, data, parts), expected)
+    equal(trained(mirrored, data, parts), expected)

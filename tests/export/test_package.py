@@ -196,7 +196,10 @@ def test_every_task_type_is_described(kind):
     module, name = {**TASK_TYPES, **UNLABELLED_TASK_TYPES}[kind].class_path.split(":")
     task_class = getattr(importlib.import_module(module), name)
     assert task_class.description.endswith(".")
-    texts = [spec.description for spec in task_class.outputs.values()]
+    outputs = task_class.outputs
+    if isinstance(outputs, property):  # They depend on the task.
+        outputs = task_class(max_seq_length=16).outputs
+    texts = [spec.description for spec in outputs.values()]
     texts += task_class.input_descriptions.values()
     assert texts and all(texts)
 

@@ -214,7 +214,7 @@ def test_wrong_options(weights, message):
 
 def test_unknown_options_are_named_with_those_that_exist(weights):
     check(
-        "labels: unknown option of TextRegressor; expected one of pairs, truncation, "
+        "labels: unknown option of TextRegressor; expected one of activation, pairs, truncation, "
         "max_seq_length, seed, dtype, do_lower_case, frozen_layers",
         TextRegressor.from_pretrained,
         weights,
