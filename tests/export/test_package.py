@@ -98,7 +98,7 @@ def test_the_parity_check_runs_every_record(version, trained, monkeypatch):
     """Check every record because one that fails prevents a server from loading the version."""
     seen = []
 
-    def run_probe(moved, scratch):
+    def run_probe(moved, scratch, device):
         seen.extend(json.loads((scratch / "cases.json").read_text()))
         raise RuntimeError("asked")
 
