@@ -46,6 +46,9 @@ def write_data(directory):
     for name in ("train", "dev", "rows"):
         lines = [("text", "label"), *rows]
         (directory / f"{name}.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+    for name, other in (("pairs", TEXTS[::-1]), ("dev_pairs", TEXTS)):
+        lines = [("anchor", "positive"), *zip(TEXTS, other, strict=True)]
+        (directory / f"{name}.csv").write_text("\n".join(map(",".join, lines)) + "\n")
     write_table(directory / "rows.tsv", ("text_a", "text_b"), [("a bill.", "b.")])
     (directory / "MRPC").mkdir()
     for number, name in enumerate(("train", "dev", "test")):
