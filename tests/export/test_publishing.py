@@ -274,7 +274,7 @@ def test_one_run_has_the_same_bytes_from_two_processes(exported_twice):
     assert set(one) == {
         *("saved_model.pb", "fingerprint.pb", "variables/variables.index"),
         "variables/variables.data-00000-of-00001",
-        *(f"assets.extra/{name}.json" for name in ("config", "task", "tokenizer")),
+        *(f"assets.extra/{name}.json" for name in ("config", "export", "task", "tokenizer")),
         *("assets.extra/vocab.txt", "assets.extra/tf_serving_warmup_requests"),
         *("batching_params.pbtxt", "models.config", "SIGNATURES.md", "MODEL_CARD.md"),
     }
