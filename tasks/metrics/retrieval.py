@@ -5,15 +5,12 @@ relevance is above 0; only nDCG distinguishes grades. Each metric is a mean over
 have judgements, as of trec_eval with -c: a query without a ranking, or without a relevant
 document, counts as 0.
 
-Shape suffixes: Q queries, N documents, D size of a vector, K documents of a ranking.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
-
-from tasks.metrics.nearest_vectors import nearest
 
 CUTOFFS_OF_RECALL = (1, 5, 10, 100)
 CUTOFF = 10  # Of the reciprocal rank and of nDCG.
@@ -80,22 +77,3 @@ def _discounted(ranks, gains):
 def ranked(scores: Mapping[_Document, float]) -> list[_Document]:
     """Return documents by descending score; of equal ones the greatest first, as trec_eval."""
     return sorted(scores, key=lambda document: (scores[document], document), reverse=True)
-
-
-def vector_metrics(
-    queries_QD: np.ndarray,
-    documents_ND: np.ndarray,
-    relevance: Mapping[int, Mapping[int, float]],
-) -> dict[str, float]:
-    """Return the metrics of a search by cosine similarity.
-
-    Args:
-        queries_QD: Vectors of the queries, float32 `(Q, D)`.
-        documents_ND: Vectors of all documents, float32 `(N, D)`.
-        relevance: Relevance by index of the document by index of the query.
-
-    Returns:
-        What `retrieval_metrics` returns.
-    """
-    indices_QK, _ = nearest(documents_ND, queries_QD, DEPTH)
-    return retrieval_metrics(relevance, dict(enumerate(indices_QK.tolist())))

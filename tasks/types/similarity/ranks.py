@@ -5,8 +5,8 @@ Shape suffixes: N rows, C texts per row, G candidates, n rows of a block, D size
 
 import numpy as np
 import scipy.spatial
-import sklearn.preprocessing
 
+from tasks.metrics.nearest_vectors import normalized
 from tasks.types.similarity.losses import NO_TEXT
 
 BLOCK_ELEMENTS = 1 << 26  # Scores in memory at a time.
@@ -16,6 +16,9 @@ def ranks_of_positives(
     numbers_NC: np.ndarray, vectors_NCD: np.ndarray, similarity: str
 ) -> dict[str, float]:
     """Return recall@1, recall@10 and mrr@10 of the anchors.
+
+    They are the fractions of anchors with a positive among the first texts, and the mean of 1 /
+    rank of the first positive.
 
     An anchor's candidates are the distinct positives and negatives of all rows; of rows of one
     text, the other texts. A tie with the positive counts as better than it, so that equal vectors
@@ -67,5 +70,5 @@ def _scores(anchors_nD, vectors_GD, similarity):
         metric = similarity.replace("manhattan", "cityblock")
         return -scipy.spatial.distance.cdist(anchors_nD, vectors_GD, metric)
     if similarity == "cosine":
-        anchors_nD, vectors_GD = map(sklearn.preprocessing.normalize, (anchors_nD, vectors_GD))
+        anchors_nD, vectors_GD = normalized(anchors_nD), normalized(vectors_GD)
     return anchors_nD @ vectors_GD.T

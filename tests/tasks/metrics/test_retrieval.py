@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.metrics.nearest_vectors import nearest, nearest_in_blocks
-from tasks.metrics.retrieval import ranked, retrieval_metrics, vector_metrics
+from tasks.metrics.retrieval import ranked, retrieval_metrics
 from tests.tasks.metrics.brute_force import cosine_ranking
 
 RELEVANCE = {
@@ -66,16 +66,6 @@ def test_a_document_beyond_a_cutoff_is_not_found():
         "ndcg@10": 0.0,
         "map": (1 / 11 + 2 / 112) / 2,
     }
-
-
-def test_metrics_of_vectors():
-    documents = np.array([[1, 0], [0, 2], [3, 3], [-1, 0]], np.float32)
-    queries = np.array([[5, 0], [0, 1]], np.float32)
-    # Rankings 0 2 1 3 and 1 2 0 3.
-    found = vector_metrics(queries, documents, {0: {2: 1}, 1: {1: 1, 3: 1}})
-    assert found["recall@1"] == (0 + 1 / 2) / 2
-    assert found["mrr@10"] == (1 / 2 + 1) / 2
-    assert found["map"] == (1 / 2 + (1 + 2 / 4) / 2) / 2
 
 
 def test_vectors_are_ordered_by_cosine():
