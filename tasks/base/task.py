@@ -144,6 +144,11 @@ class Task(abc.ABC):
         """Names of the inputs of a served request."""
 
     @property
+    def has_head(self) -> bool:
+        """Whether the model has weights beside those that all pretrained weights contain."""
+        return True
+
+    @property
     def has_lists_of_labels(self) -> bool:
         """Whether the label of a row is a list."""
         return False

@@ -113,7 +113,6 @@ class TaskModel(keras.Model):
     task_class: ClassVar[type[Task]]
     options: ClassVar[tuple[str, ...]] = ()
     pipeline_class: type[Pipeline] = Pipeline
-    has_head: ClassVar[bool] = True  # Beside what all pretrained weights of its class contain.
     # Made when they are needed, and by `compile`.
     _serving: Any = None
     _evaluator: Any = None
@@ -139,7 +138,7 @@ class TaskModel(keras.Model):
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
         super().__init__(name=task.kind, dtype=_dtype_policy(dtype), **kwargs)
         self.seed, self.frozen_layers = to_python(seed), to_python(frozen_layers)
-        self.has_new_head = has_new_head and self.has_head
+        self.has_new_head = has_new_head and task.has_head
         self.config = config
         # Keras would replace a dict by a tracked copy.
         object.__setattr__(self, "record", dict(record or {}))
@@ -190,7 +189,7 @@ class TaskModel(keras.Model):
                 )
         pretrained = read_pretrained(path, do_lower_case)
         task = cls._create_task(pretrained, max_seq_length, options)
-        if keep_head and cls.has_head:
+        if keep_head and task.has_head:
             _warn_of_other_head(pretrained, task)
         return cls.from_weights(
             pretrained,
@@ -248,7 +247,7 @@ class TaskModel(keras.Model):
         model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
         head = pretrained.head_for(task.to_dict(), keep_head)
         pretrained.assign_to(model.network, head)
-        model.has_new_head = head is None and cls.has_head
+        model.has_new_head = head is None and task.has_head
         model.record["origin"] = pretrained.origin_in(model.network, head)
         return model
 

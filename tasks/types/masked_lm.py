@@ -38,6 +38,7 @@ class MaskedLmTask(Task):
     """Masked language model: the most probable entries at the first [MASK] of a text."""
 
     kind = "pretrained"
+    has_head = False
     description = "Predicts the token at the first [MASK] of a text."
     outputs = {
         # A near tie is one of the best token; the order of the next ones may differ, too.
@@ -184,7 +185,6 @@ class MaskedLanguageModel(TaskModel):
     """
 
     task_class = MaskedLmTask
-    has_head = False
     pipeline_class = MaskedLmPipeline
 
     @classmethod

@@ -25,7 +25,6 @@ from bert_tf.train.losses import (
     listwise_softmax_cross_entropy,
     softmax_divergence,
 )
-from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.decisions import top2_gap
 from tasks.base.task import Loss, OutputSpec, Task, Tokenize
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
@@ -271,12 +270,7 @@ class TextRanker(TaskModel):
     options = ("ranking_loss", "texts_per_query", "activation")
 
     @classmethod
-    def _create_task(
-        cls,
-        pretrained: PretrainedWeights,
-        max_seq_length: int | None,
-        options: Mapping[str, Any],
-    ) -> Task:
+    def _create_task(cls, pretrained, max_seq_length, options) -> Task:
         of_source = (pretrained.task or {}).get("activation")
         if of_source is not None:
             options = {"activation": of_source, **options}

@@ -154,6 +154,11 @@ class SimilarityTask(TextTask):
         return cls(max_seq_length=max_seq_length, **{**defaults, **options})
 
     @property
+    def has_head(self) -> bool:
+        """Whether there are dense layers, which are the head of an embedder."""
+        return bool(self.dense_units)
+
+    @property
     def is_scored(self) -> bool:
         """Whether the labels are scores of pairs."""
         return self.loss in SCORED
@@ -438,8 +443,9 @@ class TextEmbedder(TaskModel):
     It is trained on pairs of an anchor and its positive, (anchors, positives) or (anchors,
     positives, negatives); on pairs with a score as y; or on texts with a class as y.
 
-    Options of `from_pretrained`; those of a sentence-transformers directory or of the run of an
-    embedder are the defaults:
+    Settings of a sentence-transformers directory, or of the run of an embedder, are the defaults.
+
+    Options of `from_pretrained`:
         layers: Encoder layers that the vectors are taken from: "last", "second_to_last",
             "sum_last_4" or "concat_last_4", which has 4 H numbers per vector.
         pooling: "mean" over all tokens, [CLS] and [SEP] included, "cls", "max", "mean_sqrt_len",
@@ -463,7 +469,6 @@ class TextEmbedder(TaskModel):
 
     task_class = SimilarityTask
     pipeline_class = EmbeddingPipeline
-    has_head = False
     options = (
         *("layers", "pooling", "dense_units", "dense_activations", "normalize"),
         *("prompts", "default_prompt", "similarity", "pairs", "truncation"),
@@ -471,35 +476,11 @@ class TextEmbedder(TaskModel):
     )
 
     @classmethod
-    def _create_task(
-        cls,
-        pretrained: PretrainedWeights,
-        max_seq_length: int | None,
-        options: Mapping[str, Any],
-    ) -> Task:
+    def _create_task(cls, pretrained, max_seq_length, options) -> Task:
         """Create the task, with the settings of an embedder as defaults of the options."""
         given = {} if max_seq_length is None else {"max_seq_length": max_seq_length}
         options = options_from(pretrained, {**options, **given})
         return super()._create_task(pretrained, options.pop("max_seq_length", None), options)
-
-    @classmethod
-    def from_weights(
-        cls,
-        pretrained: PretrainedWeights,
-        task: Task,
-        *,
-        seed: int = 0,
-        keep_head: bool | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Create a model with pretrained weights; see `TaskModel.from_weights`.
-
-        Dense layers are the head of an embedder.
-        """
-        model = super().from_weights(pretrained, task, seed=seed, keep_head=keep_head, **kwargs)
-        is_new = pretrained.head_for(task.to_dict(), keep_head) is None
-        model.has_new_head = is_new and bool(model.task.dense_units)
-        return model
 
     @property
     def task(self) -> SimilarityTask:
