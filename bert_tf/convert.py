@@ -4,10 +4,10 @@
     python -m bert_tf.convert --from=PATH --to=DIR --format=huggingface
 
 PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), also one of
-sentence-transformers (modules.json), a Google release or the prefix of a fine-tuned TensorFlow
-checkpoint (bert_config.json, vocab.txt, DIR/model.ckpt-343), a keras-nlp BERT preset (directory or
-name), or a run. The head of a fine-tuned model is converted too: the run can be evaluated, exported
-and loaded.
+sentence-transformers (modules.json), or a run. It may be a Google release or the prefix of a
+fine-tuned TensorFlow checkpoint (bert_config.json, vocab.txt, DIR/model.ckpt-343), or a keras-nlp
+BERT preset (directory or name). The head of a fine-tuned model is converted too: the run can be
+evaluated, exported and loaded.
 """
 
 import dataclasses

@@ -80,12 +80,12 @@ class ShardManifest(abc.ABC):
 
     @property
     def _planned(self):
-        """What determines the shards, such as "settings" and "versions", by name."""
+        """Values that determine the shards, such as "settings" and "versions", by name."""
         return self._values
 
     @property
     def plan(self) -> Any:
-        """All that determines the content of the shards, as JSON values."""
+        """JSON values of all that determines the content of the shards."""
         return self._planned
 
     @property
