@@ -211,7 +211,7 @@ def write_huge(directory, num_examples):
     vocabulary = Vocabulary(ENTRIES)
     manifest = Manifest.describe(directory, vocabulary, LENGTH, 10, [entry])
     manifest.save_vocabulary(vocabulary)
-    manifest.save()
+    manifest.save({0: entry})
     return {}
 
 

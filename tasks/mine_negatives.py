@@ -2,7 +2,9 @@
 
     python -m tasks.mine_negatives --run=RUN --pairs=pairs.csv --corpus=rows.csv --output=out.jsonl
 
-Each row of the output has the columns of the pair and a list `negatives`, most similar first. A
+Each row of the output has `anchor`, `positive` and a list `negatives`, most similar first, which
+--task=similarity and --task=ranking read. Prompts of the embedder for queries and documents are
+used. A
 negative is among the --top_k texts nearest to the anchor, and less similar to it than the positive
 by more than --margin. Texts that are the positive of the same anchor in any row, or that differ
 from one in case or white space alone, are never negatives.
@@ -85,9 +87,7 @@ def main(settings: MineNegativesSettings) -> None:
             command.log,
         )
         for mined in miner.mine(settings.num_negatives, settings.margin, settings.top_k):
-            pair = dict(zip(columns, (mined.anchor, mined.positive), strict=True))
-            line = {**pair, "negatives": mined.negatives}
-            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+            lines.write(json.dumps(mined._asdict(), ensure_ascii=False) + "\n")
             count, found = count + 1, found + len(mined.negatives)
             incomplete += len(mined.negatives) < settings.num_negatives
     command.log(

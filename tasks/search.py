@@ -23,10 +23,13 @@ from bert_tf.storage import files, paths, strict_json
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base import input_checks
+from tasks.metrics.nearest_vectors import normalized
+from tasks.prediction.embedders import QUERY_PROMPTS, prompt_of
 from tasks.prediction.rankers import check_ranker, open_ranker, rerank
 from tasks.prediction.similarity import ApproximateIndex, Vectors, build_index, index_path
 
 MIN_COSINE = 0.999  # Of a row to its vector; other batches change the last digits.
+SAMPLE = 32  # Rows that are compared with their vectors.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +80,8 @@ class SearchSettings:
         "name of the embedder's prompt before each row; default: its default prompt", None
     )
     query_prompt: str | None = command.flag(
-        "name of the embedder's prompt before the query; default: that before each row", None
+        "name of the embedder's prompt before the query; default: --prompt, else its prompt query",
+        None,
     )
 
     def __post_init__(self) -> None:
@@ -120,7 +124,6 @@ def main(settings: SearchSettings) -> None:
     if settings.build_index:
         _build_index(settings, vectors)
         return
-    from tasks.metrics.nearest_vectors import nearest
     from tasks.prediction.feature_extraction import create_embedder
 
     assert settings.query is not None and settings.model is not None
@@ -137,13 +140,12 @@ def main(settings: SearchSettings) -> None:
         settings.max_seq_length,
         prompt=settings.prompt,
     )
-    query_1D, first_1D = np.split(embedder.predict([settings.query, texts[0]]), 2)
-    if settings.query_prompt is not None:
-        query_1D = embedder.predict([settings.query], prompt=settings.query_prompt)
+    prompt = settings.query_prompt or settings.prompt or prompt_of(embedder, QUERY_PROMPTS)
+    query_1D = embedder.predict([settings.query], prompt=prompt)
     strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
-    is_other = query_1D.shape[1] != vectors.size
-    if is_other or nearest(vectors.take(np.array([0])), first_1D, 1)[1][0, 0] < MIN_COSINE:
+    sample = np.unique(np.linspace(0, len(texts) - 1, SAMPLE).astype(int))
+    if not _are_vectors_of([texts[row] for row in sample], embedder, vectors, sample):
         raise UserError(
             f"{settings.vectors}: not the vectors of {settings.input} by {settings.model} with "
             "these flags; pass the flags of the tasks.extract command, or run it again"
@@ -161,6 +163,15 @@ def main(settings: SearchSettings) -> None:
         lines = _reranked(settings, lines)
     for line in lines[: settings.top_k]:
         print(strict_json.dumps_result(line, f"{settings.vectors}: row {line['row']}"))
+
+
+def _are_vectors_of(texts, embedder, vectors, rows):
+    """Return whether these rows of the vectors are those of the texts."""
+    expected_nD = embedder.predict(texts)
+    if expected_nD.shape[1] != vectors.size:
+        return False
+    cosines_n = np.sum(normalized(expected_nD) * normalized(vectors.take(rows)), axis=1)
+    return bool(np.all((cosines_n >= MIN_COSINE) | ~np.any(expected_nD, axis=1)))
 
 
 def _texts(settings):

@@ -1,4 +1,4 @@
-"""Exact search of the vectors of largest cosine similarity, in blocks.
+"""Exact search of the most similar vectors, in blocks.
 
 Shape suffixes: N vectors, n vectors of a block, Q queries, D size of a vector, K results.
 """
@@ -31,7 +31,7 @@ def nearest(
 
 
 def nearest_in_blocks(
-    blocks: Iterable[np.ndarray], queries_QD: np.ndarray, top_k: int
+    blocks: Iterable[np.ndarray], queries_QD: np.ndarray, top_k: int, is_cosine: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return what `nearest` does for vectors that come block by block.
 
@@ -39,12 +39,14 @@ def nearest_in_blocks(
         blocks: float32 `(n, D)` each.
         queries_QD: float32 `(Q, D)`.
         top_k: K.
+        is_cosine: Whether the similarity is the cosine, otherwise the dot product.
     """
-    units_QD, count = normalized(queries_QD), 0
+    scaled = normalized if is_cosine else np.asarray
+    units_QD, count = scaled(queries_QD), 0
     indices_QK = np.zeros((len(queries_QD), 0), np.int64)
     similarities_QK = np.zeros((len(queries_QD), 0), np.float32)
     for vectors_nD in blocks:
-        units_nD = normalized(vectors_nD)
+        units_nD = scaled(vectors_nD)
         parts = []
         for first in range(0, len(units_QD), QUERIES_PER_BLOCK):
             rows = slice(first, first + QUERIES_PER_BLOCK)

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tasks.metrics.nearest_vectors import nearest, normalized
-from tasks.prediction.embedders import TEXTS_PER_BLOCK, vectors_in_blocks
+from tasks.prediction.embedders import (
+    DOCUMENT_PROMPTS,
+    QUERY_PROMPTS,
+    TEXTS_PER_BLOCK,
+    vectors_in_blocks,
+)
 from tasks.prediction.prediction_files import in_batches
 
 if TYPE_CHECKING:
@@ -34,7 +39,7 @@ class NegativeMiner:
     Args:
         embedder: The embedder.
         corpus: Texts that may become negatives.
-        pairs: Returns all (anchor, positive) pairs; it is called twice, since a text that is the
+        pairs: Returns all (anchor, positive) pairs; it is called several times. A text that is the
             positive of an anchor in any row is no negative of this anchor.
         directory: Where the temporary file is created.
         log: Callable that takes log lines.
@@ -53,8 +58,8 @@ class NegativeMiner:
         self._count = 0
         for anchor, positive in pairs():
             key = _key(anchor)
-            # Nor is the anchor itself, which duplicate questions have as a nearest text.
-            self._excluded.setdefault(key, {key}).add(_key(positive))
+            # Nor is a blank, or the anchor, which duplicate questions have as a nearest text.
+            self._excluded.setdefault(key, {key, ""}).add(_key(positive))
             self._count += 1
         self._directory = directory
 
@@ -70,18 +75,21 @@ class NegativeMiner:
             UserError: If a vector is not finite.
         """
         with tempfile.TemporaryFile(dir=self._directory) as stream:
-            for vectors_nD in vectors_in_blocks(
-                self.embedder, self.corpus, len(self.corpus), "texts of the corpus", self.log
+            for vectors_nD in self._vectors(
+                self.corpus, len(self.corpus), "texts of the corpus", DOCUMENT_PROMPTS
             ):
                 stream.write(normalized(vectors_nD).tobytes())
             stream.flush()
             shape = len(self.corpus), vectors_nD.shape[1]
             vectors_ND = np.memmap(stream, np.float32, "r", shape=shape)
             anchors = (anchor for anchor, _ in self.pairs())
-            of_anchors = vectors_in_blocks(self.embedder, anchors, self._count, "pairs", self.log)
+            positives = (positive for _, positive in self.pairs())
+            of_anchors = self._vectors(anchors, self._count, "anchors", QUERY_PROMPTS)
+            of_positives = self._vectors(positives, self._count, "positives", DOCUMENT_PROMPTS)
             blocks = in_batches(self.pairs(), TEXTS_PER_BLOCK)
-            for pairs, anchors_nD in zip(blocks, of_anchors, strict=True):
-                positives_nD = self.embedder.predict([positive for _, positive in pairs])
+            for pairs, anchors_nD, positives_nD in zip(
+                blocks, of_anchors, of_positives, strict=True
+            ):
                 of_positives_n = np.sum(normalized(anchors_nD) * normalized(positives_nD), axis=1)
                 indices_nK, similarities_nK = nearest(vectors_ND, anchors_nD, top_k)
                 is_allowed_nK = similarities_nK < of_positives_n[:, np.newaxis] - margin
@@ -91,6 +99,9 @@ class NegativeMiner:
                     candidates = map(self.corpus.__getitem__, indices_K[is_allowed_K].tolist())
                     negatives = self._negatives(pair[0], candidates, num_negatives)
                     yield MinedPair(*pair, negatives)
+
+    def _vectors(self, texts, total, what, prompts):
+        return vectors_in_blocks(self.embedder, texts, total, what, self.log, prompts)
 
     def _negatives(self, anchor, candidates, num_negatives):
         """Return the first candidates that are no positives of the anchor, each once."""

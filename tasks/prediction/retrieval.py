@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bert_tf.errors import UserError
 from tasks.data.readers.retrieval import Relevance, RetrievalDataset
 from tasks.metrics.nearest_vectors import nearest_in_blocks
 from tasks.metrics.retrieval import DEPTH, retrieval_metrics
-from tasks.prediction.embedders import vectors_in_blocks
+from tasks.prediction.embedders import DOCUMENT_PROMPTS, QUERY_PROMPTS, vectors_in_blocks
 
 if TYPE_CHECKING:
     from tasks.types.similarity.text_embedder import TextEmbedder
@@ -28,16 +29,25 @@ def rank_documents(
     """Return the ids of the most similar documents of each query, the best first.
 
     Documents are read, embedded and compared block by block. A document that has the id of its
-    query is not a result, as in BEIR, whose queries are documents in some datasets.
+    query is not a result, as in BEIR, whose queries are documents in some datasets. Queries and
+    documents follow the embedder's prompts for them.
 
     Args:
         embedder: The embedder.
         dataset: Source of the documents.
         queries: Text by id.
         log: Callable that takes log lines.
+
+    Raises:
+        UserError: If a vector is not finite, or the embedder's similarity is a distance.
     """
+    similarity = embedder.task.similarity
+    if similarity not in ("cosine", "dot"):
+        raise UserError(f"similarity {similarity!r}: expected cosine or dot to search by")
     total = sum(1 for _ in dataset.documents())
-    blocks = vectors_in_blocks(embedder, queries.values(), len(queries), "queries", log)
+    blocks = vectors_in_blocks(
+        embedder, queries.values(), len(queries), "queries", log, QUERY_PROMPTS
+    )
     queries_QD, names = np.concatenate(list(blocks)), []
 
     def texts():
@@ -45,9 +55,8 @@ def rank_documents(
             names.append(name)
             yield text
 
-    indices_QK, _ = nearest_in_blocks(
-        vectors_in_blocks(embedder, texts(), total, "documents", log), queries_QD, DEPTH + 1
-    )
+    documents = vectors_in_blocks(embedder, texts(), total, "documents", log, DOCUMENT_PROMPTS)
+    indices_QK, _ = nearest_in_blocks(documents, queries_QD, DEPTH + 1, similarity == "cosine")
     return {
         query: [names[index] for index in indices_K if names[index] != query][:DEPTH]
         for query, indices_K in zip(queries, indices_QK.tolist(), strict=True)

@@ -223,7 +223,7 @@ def test_an_impossible_id_stops_training_with_shard_and_record(directories, tmp_
         "bytes": path.stat().st_size,
         "sha256": files.sha256(path),
     }
-    manifest.save()
+    manifest.save(dict(enumerate(manifest.shards)))
     with pytest.raises(UserError, match=r"00001-of-00003.tfrecord: record \d+: input_ids is"):
         recipe.pretrain(settings)
 
@@ -250,8 +250,8 @@ def test_several_steps_per_execution_equal_single_steps(directories, tmp_path, m
     one = recipe.pretrain(settings_of(directories, tmp_path / "one", **changes))
     counts, call = [], TrainingLoop._steps
 
-    def counted(loop, iterator, step, asked, count):
-        logs = call(loop, iterator, step, asked, count)
+    def counted(loop, iterator, step, asked, count, norm):
+        logs = call(loop, iterator, step, asked, count, norm)
         counts.append((step, count, int(logs["examples"])))
         return logs
 

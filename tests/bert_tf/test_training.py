@@ -12,7 +12,7 @@ from bert_tf.runs.checkpoints import assign, model_variables
 from bert_tf.train.distribution import distribute, make_strategy
 from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy, softmax_cross_entropy
 from bert_tf.train.optimizer import Lamb
-from bert_tf.train.step import TrainStep
+from bert_tf.train.step import TrainStep, batch_counter, dropout_seed
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests import reference, small
 
@@ -296,11 +296,14 @@ def test_dropout_differs_between_replicas_and_steps_and_repeats_with_the_seed(mi
     config = tiny_config()
     step = make_step(config, mirrored)
     seen = set()
+
+    def seed_of_replica():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return dropout_seed(step.seed, batch_counter(step.optimizer), replica)
+
     for number in range(3):
         step.optimizer.iterations.assign(number)
-        for seed in mirrored.experimental_local_results(
-            mirrored.run(lambda: step._dropout_seed(tf.distribute.get_replica_context()))
-        ):
+        for seed in mirrored.experimental_local_results(mirrored.run(seed_of_replica)):
             seen.add(tuple(seed.numpy().tolist()))
     assert len(seen) == 6
     runs = [

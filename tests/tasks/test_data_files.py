@@ -142,6 +142,14 @@ def test_rows_are_parsed_when_they_are_needed_and_kept(tmp_path):
     assert isinstance(bad, BadRow) and bad.location == f"{path}:3" and str(rows) == str(path)
 
 
+def test_rows_before_an_error_of_the_file_are_never_taken_for_all_rows(tmp_path):
+    (tmp_path / "a.csv").write_text('text\na\n"b\n')
+    rows = FileRows(tmp_path / "a.csv", lambda file: read_rows(file, ("text",)))
+    for _ in range(2):
+        with pytest.raises(UserError, match="a.csv"):
+            list(rows)
+
+
 def test_a_dev_file_with_the_training_rows_is_named_before_its_bad_rows(
     huggingface_dir, complaints, tmp_path
 ):

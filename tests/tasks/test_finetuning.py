@@ -107,8 +107,10 @@ def test_stopped_at_any_step_it_resumes_bitwise_equal(settings, tmp_path, monkey
         changed = dataclasses.replace(settings, output_dir=str(tmp_path / f"stopped{stop}"))
         original, count = TrainingLoop._steps, []
 
-        def step(loop, iterator, number, asked, steps, original=original, count=count, stop=stop):
-            logs = original(loop, iterator, number, asked, steps)
+        def step(
+            loop, iterator, number, asked, steps, norm, original=original, count=count, stop=stop
+        ):
+            logs = original(loop, iterator, number, asked, steps, norm)
             count.append(number)
             if len(count) == stop:
                 os.kill(os.getpid(), signal.SIGTERM)

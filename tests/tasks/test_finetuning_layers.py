@@ -96,8 +96,8 @@ def test_all_three_together_stop_early_and_resumed_at_the_same_step(
 
     original = TrainingLoop._steps
 
-    def step(loop, iterator, number, asked, count):
-        logs = original(loop, iterator, number, asked, count)
+    def step(loop, iterator, number, asked, count, norm):
+        logs = original(loop, iterator, number, asked, count, norm)
         if number + count == 10:
             os.kill(os.getpid(), signal.SIGTERM)
         return logs

@@ -1,6 +1,7 @@
 """Mining of hard negatives: which texts are negatives, by hand, and the command's file."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -18,13 +19,30 @@ def at(degrees):
 
 
 # Angles to the anchor q, at 0 degrees; the vectors have different lengths.
-ANGLES = {"q": 0, "p1": 40, "p2": 5, "near": 10, "a": 41, "b": 50, "c": 60, "far": 170, "r": 90}
+ANGLES = {
+    "": 41,
+    "q": 0,
+    "p1": 40,
+    "p2": 5,
+    "near": 10,
+    "a": 41,
+    "b": 50,
+    "c": 60,
+    "far": 170,
+    "r": 90,
+}
 
 
 class Embedder:
-    """Known vectors, of texts that are lower-cased."""
+    """Known vectors, of texts that are lower-cased; a blank text is nearest to all."""
 
-    def predict(self, texts):
+    task = types.SimpleNamespace(prompts={"query": "", "document": ""})
+
+    def __init__(self):
+        self.seen = []
+
+    def predict(self, texts, prompt=None):
+        self.seen.append((prompt, list(texts)))
         vectors = np.array([at(ANGLES[text.strip().lower()]) for text in texts], np.float32)
         return vectors * np.arange(1, len(texts) + 1, dtype=np.float32)[:, np.newaxis]
 
@@ -76,6 +94,21 @@ def test_texts_of_positives_and_duplicates_are_no_negatives(mine):
     assert mine(pairs, corpus) == [["a", "b"], ["a", "b"]]
 
 
+def test_blank_texts_are_no_negatives(mine):
+    assert mine([("q", "p1")], ["", " ", "a"]) == [["a"]]
+
+
+def test_anchors_follow_the_prompt_of_queries_and_texts_that_of_documents(tmp_path):
+    embedder = Embedder()
+    miner = NegativeMiner(embedder, ["a", "b"], lambda: [("q", "p1")], tmp_path, lambda line: None)
+    list(miner.mine(1, 0.0, 2))
+    assert sorted(embedder.seen) == [
+        ("document", ["a", "b"]),
+        ("document", ["p1"]),
+        ("query", ["q"]),
+    ]
+
+
 def test_the_command_writes_a_row_per_pair(huggingface_dir, tmp_path):
     pairs = [("the bill", "the bill is high"), ("my app", "my app does not open")]
     small.write_rows(tmp_path / "pairs.csv", pairs, ("question", "answer"))
@@ -100,10 +133,10 @@ def test_the_command_writes_a_row_per_pair(huggingface_dir, tmp_path):
 
     run()
     rows = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
-    assert [(row["question"], row["answer"]) for row in rows] == pairs
+    assert [(row["anchor"], row["positive"]) for row in rows] == pairs
     for row in rows:
-        assert list(row) == ["question", "answer", "negatives"]
-        assert len(row["negatives"]) <= 2 and row["answer"] not in row["negatives"]
+        assert list(row) == ["anchor", "positive", "negatives"]
+        assert len(row["negatives"]) <= 2 and row["positive"] not in row["negatives"]
         assert set(row["negatives"]) < set(texts)
     with pytest.raises(UserError, match="already exists"):
         run()

@@ -1,17 +1,20 @@
 """Evaluation of an embedder as retrieval: metrics of a small dataset, and the command's errors."""
 
 import json
+import types
 
 import numpy as np
 import pytest
 
 from bert_tf import UserError
+from bert_tf.runs.run import Run
 from bert_tf.system import command
 from tasks import TextEmbedder, evaluate
 from tasks.data.readers.retrieval import RetrievalDataset
 from tasks.prediction import embedders
 from tasks.prediction.embedders import open_embedder
 from tasks.prediction.retrieval import rank_documents
+from tasks.types.ranking import RankingTask
 from tests.small import write_beir
 
 DOCUMENTS = {
@@ -36,12 +39,15 @@ def run(*flags):
 
 
 class Embedder:
-    """Known vectors by text."""
+    """Known vectors by text, after a prompt."""
 
-    def __init__(self, vectors):
-        self.vectors = vectors
+    def __init__(self, vectors, prompts=(), similarity="cosine"):
+        self.vectors, self.seen = vectors, []
+        prompts = dict.fromkeys(prompts, "")
+        self.task = types.SimpleNamespace(prompts=prompts, similarity=similarity)
 
-    def predict(self, texts):
+    def predict(self, texts, prompt=None):
+        self.seen.append((prompt, len(texts)))
         return np.array([self.vectors[text] for text in texts], np.float32)
 
 
@@ -57,6 +63,42 @@ def test_documents_are_ranked_by_similarity(beir, monkeypatch):
         "q2": ["d4", "d1", "q1", "d2"],
         "q1": ["d4", "d1", "d2"],
     }
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ((), [None, None]),
+        (("query", "passage"), ["query", "passage"]),
+        (("passage",), [None, "passage"]),
+    ],
+)
+def test_queries_and_documents_follow_their_prompts(beir, prompts, expected):
+    vectors = {text: [1, 0] for text in (*DOCUMENTS.values(), *QUERIES.values())}
+    embedder = Embedder(vectors, prompts)
+    rank_documents(embedder, RetrievalDataset.open(beir), QUERIES, lambda line: None)
+    assert [prompt for prompt, _ in embedder.seen] == expected
+
+
+def test_documents_are_ranked_by_the_similarity_of_the_embedder(beir):
+    vectors = {text: [1, 0] for text in (*DOCUMENTS.values(), *QUERIES.values())}
+    vectors |= {DOCUMENTS["d1"]: [5, 3], DOCUMENTS["d2"]: [2, 0]}
+    best = {}
+    for similarity in ("cosine", "dot"):
+        embedder = Embedder(vectors, similarity=similarity)
+        dataset = RetrievalDataset.open(beir)
+        best[similarity] = rank_documents(embedder, dataset, {"unjudged": "the"}, print)["unjudged"]
+    assert best["cosine"][-1] == "d1" and best["dot"][:2] == ["d1", "d2"]
+    with pytest.raises(UserError, match="'euclidean': expected cosine or dot"):
+        rank_documents(Embedder(vectors, similarity="euclidean"), dataset, QUERIES, print)
+
+
+def test_a_ranker_is_no_embedder(config, vocabulary, tmp_path):
+    task = RankingTask(max_seq_length=8)
+    run = Run.create(tmp_path / "run", config, vocabulary, {"origin": "random"}, task.to_dict())
+    run.checkpoints.save(0, {"bert/embeddings/word_embeddings": np.zeros(1, np.float32)})
+    with pytest.raises(UserError, match="expected an embedder, received a run of task ranking"):
+        embedders.check_embedder(str(tmp_path / "run"))
 
 
 def test_the_command_prints_metrics(huggingface_dir, beir, tmp_path, capsys):

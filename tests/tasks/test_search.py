@@ -71,6 +71,11 @@ def test_the_command_finds_the_row_of_the_query(flags, capsys):
 def test_vectors_of_other_flags_or_rows_are_rejected(flags, tmp_path):
     with pytest.raises(UserError, match=r"vectors\.npy: not the vectors of .*rows\.csv"):
         run([*flags, "--pooling=cls"])
+    with pytest.raises(UserError, match=r"vectors\.npy: not the vectors of .*rows\.csv"):
+        run([*flags, "--max_seq_length=5"])
+    small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in (*TEXTS[:3], TEXTS[1])])
+    with pytest.raises(UserError, match=r"vectors\.npy: not the vectors of .*rows\.csv"):
+        run(flags)
     small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS[:3]])
     with pytest.raises(UserError, match="4 vectors, but .* has 3 rows; run tasks.extract"):
         run(flags)
@@ -96,6 +101,7 @@ def test_vectors_of_several_files_are_one_array(tmp_path):
 
 
 def test_vectors_of_a_parquet_file(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, vectors = str(tmp_path / "v.parquet"), [[1.0, 2.0], [3.0, 4.5]]
 
     def write(values):
@@ -105,6 +111,12 @@ def test_vectors_of_a_parquet_file(tmp_path):
 
     write(vectors)
     assert open_vectors(path).tolist() == vectors
+    for column in (pa.array(vectors, pa.list_(pa.float32(), 2)), pa.array(vectors)):
+        pq.write_table(pa.table({"vector": column}), path)
+        assert open_vectors(path).tolist() == vectors
+    pq.write_table(pa.table({"vector": ["a"]}), path)
+    with pytest.raises(UserError, match="expected lists of numbers in the column vector"):
+        open_vectors(path)
     bad = {"a vector in every row": [[1.0], None], "one size": [[1.0], [1.0, 2.0]]}
     for message, values in bad.items():
         write(values)
@@ -130,8 +142,8 @@ class TestIndex:
         assert sorted(os.listdir(tmp_path)) == ["v.npy", "v.usearch"]
         rows, similarities = ApproximateIndex(path, vectors).nearest(array[:20], 3)
         assert rows[:, 0].tolist() == list(range(20))
-        expected_rows, _ = nearest(array, array[:20], 3)
-        assert recall(expected_rows.tolist(), rows.tolist()) > 0.95
+        _, expected = nearest(array, array[:20], 3)
+        assert recall(expected, similarities) > 0.95
         # Similarities are exact, whatever the precision of the index.
         units = normalized(array)
         by_hand = np.sum(units[rows] * units[:20, np.newaxis], axis=2)
@@ -161,7 +173,9 @@ class TestIndex:
 
 
 def test_recall_by_hand():
-    assert recall([[1, 2], [3, 4]], [[2, 1], [3, 9]]) == 0.75
+    exact = np.array([[0.9, 0.8], [1.0, 1.0]])
+    # An equal vector counts as found, a less similar one does not.
+    assert recall(exact, np.array([[0.9, 0.8], [1.0, 0.7]])) == 0.75
 
 
 def test_wrong_flags_are_rejected(flags, tmp_path):

@@ -156,7 +156,7 @@ def scripted(monkeypatch, infos):
         def info(self, step):
             return self._info
 
-    def stub(settings, log, strategy):
+    def stub(settings, log, strategy, data):
         info = next(remaining)
         if isinstance(info, Exception):
             raise info

@@ -133,9 +133,9 @@ def test_evaluate_and_predict_warn_about_an_untuned_checkpoint(
     run = trained_run
     best = run.checkpoints.best_or_latest_step()
     (other,) = (f"step-{step:08d}" for step in run.checkpoints.steps() if step != best)
-    evaluate.main(evaluate.EvaluateSettings(run.path, settings.dev[0], other))
+    evaluate.main(evaluate.EvaluateSettings(run.path, settings.dev[0], checkpoint=other))
     output = tmp_path / "answers.jsonl"
-    predict.main(predict.PredictSettings(run.path, settings.dev[0], str(output), other))
+    predict.main(predict.PredictSettings(run.path, settings.dev[0], str(output), checkpoint=other))
     warnings = [line for line in capsys.readouterr().err.splitlines() if "untuned" in line]
     assert len(warnings) == 2
     for line in warnings:

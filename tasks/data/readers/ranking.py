@@ -61,7 +61,8 @@ def read_rankings(source: Source, labelled: bool = True) -> Iterator[Example | B
     of_query: dict[str, Example] = {}
     for number, values in not_empty(named_rows(file, columns), file):
         row = good_or_bad(f"{file}:{number}", values, _example, labelled)
-        if isinstance(row, Example) and len(row.texts["texts"]) == 1:
+        is_pair = not isinstance(values, RowError) and "text" in values
+        if isinstance(row, Example) and is_pair:
             first = of_query.setdefault(str(row.texts["query"]), row)
             if first is not row:
                 first.texts["texts"] += row.texts["texts"]  # type: ignore[operator]  # Lists.
@@ -82,7 +83,7 @@ def _example(values, labelled, location):
         texts, relevances = [values["text"]], [values.get("relevance")]
     elif "texts" in values:
         texts, relevances = values["texts"], values.get("relevances")
-    elif "positive" in values and "negatives" in values and labelled:
+    elif "positive" in values and "negatives" in values:
         if not isinstance(values["negatives"], list):
             raise RowError(f"'negatives': expected a list, received {values['negatives']!r:.80}")
         texts = [values["positive"], *values["negatives"]]

@@ -201,15 +201,22 @@ class FileRows:
         self.path, self.sha256 = os.fspath(path), hashlib.sha256(content).hexdigest()
         self._read_rows: list[Example | BadRow] = []
         self._other_rows = _iterated(read, DataFile(path, content))
+        self._error: UserError | None = None
 
     def __str__(self) -> str:
         return self.path
 
     def __iter__(self) -> Iterator[Example | BadRow]:
         yield from self._read_rows
-        for row in self._other_rows:
-            self._read_rows.append(row)
-            yield row
+        if self._error:  # Otherwise the rows before it would seem to be all.
+            raise self._error
+        try:
+            for row in self._other_rows:
+                self._read_rows.append(row)
+                yield row
+        except UserError as error:
+            self._error = error
+            raise
 
 
 def _iterated(read, file):

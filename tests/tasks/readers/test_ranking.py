@@ -76,3 +76,14 @@ def test_a_table_without_a_column_is_rejected(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(UserError, match="expected at least one row"):
         read(tmp_path / "a.jsonl")
+
+
+def test_lists_of_one_text_are_rows_of_their_own(tmp_path):
+    rows = [
+        {"query": "q", "texts": ["a"], "relevances": [1]},
+        {"query": "q", "texts": ["b"], "relevances": [0]},
+        {"anchor": "q", "positive": "c", "negatives": []},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    assert [row.texts["texts"] for row in read_rankings(path)] == [["a"], ["b"], ["c"]]
+    assert [row.label for row in read_rankings(path, labelled=False)] == [None] * 3
