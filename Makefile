@@ -4,13 +4,19 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 OLDER = $(VENV)-tf220
 
-.PHONY: demo test test-slow lint docs benchmark clean
+.PHONY: demo test test-medium test-slow lint docs benchmark clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+	$(PYTEST)
+
+# Each of them trains or exports a model for some seconds.
+test-medium: $(VENV)/.test
+	$(PYTEST) -m 'medium and not slow' $(TESTS)
 
 # A process for each file, two at a time: TensorFlow never frees the memory of a graph, and one process for all files of
 # tests/export grew to 14 GB. Exit code 5 means that no test of a file is slow.

@@ -65,11 +65,11 @@ def older_objects_are_not_collected():
 
 @pytest.fixture(scope="module", autouse=True)
 def graph_optimization(request):
-    """Leave Grappler out of fast tests, where it takes a fifth, but for the marker `optimized`."""
+    """Leave Grappler out, where it takes a fifth, but for slow tests and the marker `optimized`."""
     import tensorflow as tf
 
     is_disabled = (
-        request.config.getoption("markexpr") == "not slow"
+        "not slow" in request.config.getoption("markexpr")
         and request.node.get_closest_marker("optimized") is None
     )
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_disabled})
@@ -132,7 +132,7 @@ def not_covered(stats):
     )
     parts = [f"{count} ({reason})" for reason, count in reasons.most_common()]
     if deselected := len(stats.get("deselected", ())):
-        parts.append(f"{deselected} (deselected; `make test-slow` runs the slow ones)")
+        parts.append(f"{deselected} (deselected; `make test-medium` and `make test-slow` run them)")
     return f"not covered: {'; '.join(parts) or 'nothing, all tests ran'}"
 
 

@@ -45,6 +45,7 @@ def evaluate():
     return Evaluator(model.task, model.network, make_strategy("none")).metrics(encoded)
 
 
+@pytest.mark.medium
 def test_a_run_is_evaluated_and_resumed_as_before(working_directory):
     assert evaluate() == pytest.approx(EXPECTED["interrupted"], rel=1e-4, abs=1e-5)
     settings, _ = command.parse(
@@ -54,6 +55,7 @@ def test_a_run_is_evaluated_and_resumed_as_before(working_directory):
     assert evaluate() == pytest.approx(EXPECTED["resumed"], rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.medium
 def test_a_keras_file_predicts_as_before():
     model = keras.saving.load_model(FORMAT_1 / "model.keras")
     probabilities = model.predict(EXPECTED["texts"], verbose=0)["probabilities"]

@@ -10,14 +10,14 @@ def reports(reason, count):
     return [types.SimpleNamespace(longrepr=longrepr) for _ in range(count)]
 
 
-def test_skips_are_counted_by_reason_and_slow_tests_are_named():
+def test_skips_are_counted_by_reason_and_deselected_tests_are_counted():
     stats = {
         "skipped": [*reports("no AVX-512", 1), *reports("no data", 2)],
         "deselected": [1, 2, 3],
     }
     assert not_covered({**stats, "passed": [1]}) == (
-        "not covered: 2 (no data); 1 (no AVX-512); 3 (deselected; `make test-slow` runs the slow "
-        "ones)"
+        "not covered: 2 (no data); 1 (no AVX-512); 3 (deselected; `make test-medium` "
+        "and `make test-slow` run them)"
     )
 
 

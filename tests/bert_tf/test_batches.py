@@ -46,6 +46,7 @@ def as_bytes(examples):
     ]
 
 
+@pytest.mark.medium
 def test_an_epoch_reads_every_example_once_in_its_own_order(shards, monkeypatch):
     data = data_of(shards)
     everything = as_bytes(rows(data.evaluation_batches(64, pad_examples)))
@@ -65,6 +66,7 @@ def test_an_epoch_reads_every_example_once_in_its_own_order(shards, monkeypatch)
         assert as_bytes(again) != first
 
 
+@pytest.mark.medium
 def test_resuming_at_any_position_yields_the_same_batches(shards, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_EXAMPLES", 100)
     data, size = data_of(shards), 7

@@ -63,6 +63,7 @@ def tanh(config):
     return dataclasses.replace(config, hidden_act="gelu_new")
 
 
+@pytest.mark.medium
 def test_a_real_checkpoint_goes_through_all_formats_and_back_bitwise(data_dir, tmp_path):
     source = data_dir / "checkpoints" / "tf1_ckpt_tiny"
     first = read_pretrained(source)
@@ -229,6 +230,7 @@ def test_the_tokenizer_files_hold_ids_case_and_length(tmp_path, config, vocabula
     assert read_pretrained(path).vocabulary.lines == vocabulary.lines
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("limit", [100, 200, 37])
 def test_the_length_of_words_is_kept_and_read_by_other_libraries(tmp_path, tanh, vocabulary, limit):
     config = dataclasses.replace(tanh, max_input_chars_per_word=limit)
@@ -248,6 +250,7 @@ def test_the_length_of_words_is_kept_and_read_by_other_libraries(tmp_path, tanh,
     assert dropped == [f"max_input_chars_per_word={limit}: keras-hub uses 100"] * (limit != 100)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", small.fast(WORDS_OF_TASKS, "binary"))
 def test_a_preset_holds_heads_of_classification_and_regression(
     tmp_path, tanh, vocabulary, name, inputs_BL
@@ -282,6 +285,7 @@ def test_a_preset_holds_heads_of_classification_and_regression(
     np.testing.assert_allclose(theirs, logits, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_preset_holds_the_masked_language_model(tmp_path, tanh, vocabulary):
     weights = pretrained_run(tmp_path / "run", tanh, vocabulary)
     path = converted(tmp_path / "run", tmp_path / "out", format="keras")

@@ -61,6 +61,7 @@ def test_a_process_parses_its_own_batches_alone(data):
         assert len(parsed) == 4
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_batches", [1, 3, 4])
 def test_processes_evaluate_each_example_once(data, monkeypatch, num_batches):
     monkeypatch.setattr("bert_tf.pretraining.evaluation.BATCH_EXAMPLES", 4)

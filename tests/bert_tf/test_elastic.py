@@ -18,6 +18,7 @@ from tests import small
 from tests.conftest import ROOT
 from tests.pretraining import lines_of, make_directories, settings_of, stop_at, weights_of
 
+pytestmark = pytest.mark.medium
 STEPS = {"num_train_steps": 9, "global_batch_size": 12}
 
 

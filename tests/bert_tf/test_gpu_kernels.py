@@ -60,6 +60,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("options", COMPILED, ids=str)
 def test_each_operation_of_a_compiled_step_has_a_kernel(graph_of, options):
     assert missing(graph_of(**options)) == []
@@ -79,6 +80,7 @@ def test_a_compiled_step_adds_in_any_order_in_three_places(graph_of):
     assert adding == {"TensorScatterAdd": 1, "UnsortedSegmentSum": 2}
 
 
+@pytest.mark.medium
 def test_a_step_of_kernels_has_all_kernels_too_but_waits(graph_of):
     graph = graph_of(is_compiled=False)
     assert missing(graph) == []

@@ -32,6 +32,7 @@ def ids_of(pretrained, texts):
     return tokenizer.tokenize(texts).ids.to_list()
 
 
+@pytest.mark.medium
 def test_words_take_unused_entries_first_and_are_means_of_their_pieces(pretrained):
     grown, added = growth.add_tokens(pretrained, ["unable", "cs", "xyz", "bs", "the", "cs"])
     assert added == (
@@ -58,6 +59,7 @@ def test_words_take_unused_entries_first_and_are_means_of_their_pieces(pretraine
     assert ids_of(grown, ["Unable cs, xyz!"])[0][:2] == [count - 4, count - 3]
 
 
+@pytest.mark.medium
 def test_the_grown_model_gives_other_texts_the_same_outputs(pretrained, inputs_BL):
     grown, _ = growth.add_tokens(pretrained, ["unable", "xyz", "bs"])
     grown = growth.extend_positions(grown, 40)
@@ -133,6 +135,7 @@ def test_words_of_other_programs_are_read(tmp_path):
         assert growth.read_words(tmp_path / "words.txt") == ["zwei", "drei"], name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("format", ["run", "huggingface", "google"])
 def test_every_format_gets_the_words_and_positions(huggingface_dir, tmp_path, format, capsys):
     (tmp_path / "words.txt").write_text("unable\n\nnew\nthe\n")

@@ -117,6 +117,7 @@ def weights_of(step):
     return {name: variable.numpy() for name, variable in model_variables(step.model).items()}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_frozen", [0, 1, 2])
 def test_only_frozen_variables_stay_constant_and_checkpoints_record_it(config, num_frozen):
     """Check that decay skips frozen variables and that only trainable ones have slots."""

@@ -212,6 +212,7 @@ def test_every_100th_line_is_held_out(monkeypatch):
             assert sorted([*counted, *held_out]) == sorted(lines)
 
 
+@pytest.mark.medium
 def test_pieces_per_word_and_unknown_tokens_are_measured_on_held_out_text(write):
     text = "ab abb\n" * 99
     # ab, ab ##b, [UNK], b: five tokens of four words.
@@ -301,6 +302,7 @@ def test_an_output_that_appears_meanwhile_is_not_overwritten(write, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "vocab.txt"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_a_vocabulary_of_novels_has_the_requested_size_and_its_entries_are_used(
     data_dir, write, do_lower_case

@@ -237,6 +237,7 @@ CASES = {
 }
 
 
+@pytest.mark.medium
 def test_the_compiled_step_on_packed_rows_equals_the_flat_one(
     config, flat_training, compiled_training
 ):
@@ -275,6 +276,7 @@ def compiled_calls(graph):
     return operations, calls
 
 
+@pytest.mark.medium
 def test_a_compiled_step_is_one_program_that_the_host_does_not_wait_for(config):
     keras.utils.set_random_seed(1)
     model, optimizer = PretrainingModel(config), AdamW(1e-3)
@@ -292,6 +294,7 @@ def test_a_compiled_step_is_one_program_that_the_host_does_not_wait_for(config):
     assert not [of for of in operations if tf.string in [out.dtype for out in of.outputs]]
 
 
+@pytest.mark.medium
 def test_a_gradient_that_is_not_finite_stops_a_compiled_training(config, compiled_training):
     """The calls after it change nothing, so that the host may read its result late."""
     training, _ = compiled_training
@@ -311,6 +314,7 @@ def test_a_gradient_that_is_not_finite_stops_a_compiled_training(config, compile
             np.testing.assert_array_equal(value, other)
 
 
+@pytest.mark.medium
 def test_float16_skips_updates_that_overflow_and_halves_the_scale(config, flat_training):
     config = dataclasses.replace(config, **STILL)
     optimizer = AdamW(1e-3, scales_loss=True)

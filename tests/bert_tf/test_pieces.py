@@ -39,6 +39,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(module, "PIECES_PER_BLOCK", 4)
 
 
+@pytest.mark.medium
 def test_large_shards_are_read_in_pieces_in_the_order_of_small_shards(
     shards, tmp_path, small_blocks, monkeypatch
 ):

@@ -329,6 +329,7 @@ def test_bytes_of_an_example_are_those_of_the_writer():
     assert example_bytes(128, 20) == pytest.approx(np.mean(sizes), rel=0.1)
 
 
+@pytest.mark.medium
 def test_a_processor_is_measured():
     device = measure_processor(TINY, tokens=64, precision="bfloat16")
     assert device.flops["bfloat16"] > 0 and device.bandwidth > 0 and device.memory > 1e9

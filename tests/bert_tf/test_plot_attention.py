@@ -85,6 +85,7 @@ def test_the_attention_is_that_of_the_encoder(huggingface_dir, vocabulary):
         attention_of(pretrained, "a", max_seq_length=17)
 
 
+@pytest.mark.medium
 @pytest.mark.plots
 @pytest.mark.parametrize("tokens", [SCRIPTS, ["word"] * 80])
 def test_images_of_few_and_many_tokens_in_any_script(tokens):

@@ -159,6 +159,7 @@ def test_it_starts_from_given_weights_and_heads(directories, tmp_path):
     assert f" parameters, run {directory}; uncased" in said[0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("parts", "new"),
     [
@@ -228,6 +229,7 @@ def test_an_impossible_id_stops_training_with_shard_and_record(directories, tmp_
         recipe.pretrain(settings)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("steps_per_execution", small.fast([1, 5], 5))
 def test_a_value_that_is_not_finite_is_reported_with_step_and_position(
     directories, tmp_path, steps_per_execution

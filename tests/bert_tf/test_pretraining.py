@@ -118,6 +118,7 @@ def log_softmax(scores):
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+@pytest.mark.medium
 def test_the_loss_is_the_sum_of_both_means():
     config = tiny_config(
         num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
@@ -141,6 +142,7 @@ def test_the_loss_is_the_sum_of_both_means():
     assert losses == pytest.approx([lm + nsp] * 2, rel=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layout", [dict, flat])
 def test_recomputed_layers_have_the_same_gradients(layout):
     """Check that dropout repeats its mask in a recomputed layer, and that the graph differs."""

@@ -60,6 +60,7 @@ def observe(strategy, inputs_BL):
     return steps
 
 
+@pytest.mark.medium
 def test_each_replica_has_its_own_dropout_under_fit(mirrored, inputs_BL):
     steps = observe(mirrored, inputs_BL)
     for step in steps:

@@ -71,6 +71,7 @@ def assert_same_run(run, complete):
     assert lines_of(run) == lines_of(complete)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("shards", "step"),
     [
@@ -267,6 +268,7 @@ class Stopped(Exception):
     """Raised by a log function before training."""
 
 
+@pytest.mark.medium
 def test_a_resumed_run_reads_only_shards_that_changed(directories, tmp_path, monkeypatch):
     """Train one step; later starts are stopped when they have read and recorded the shards."""
     shards = pathlib.Path(shutil.copytree(directories["shards"], tmp_path / "shards"))

@@ -36,6 +36,7 @@ def test_records_equal_the_serialized_protobuf_messages():
         tf_examples.serialize({"input_ids": np.array([[2**28]])})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "changes",
     [

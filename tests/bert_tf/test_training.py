@@ -180,6 +180,7 @@ def test_losses_by_hand():
     assert math.isclose(float(mean), math.log(4), rel_tol=1e-6)
 
 
+@pytest.mark.medium
 def test_rows_of_weight_zero_change_nothing():
     config = tiny_config(**NO_DROPOUT)
     with_filler = small.batches(rows=8, replica_rows=8, weights=[1] * 5 + [0] * 3)
@@ -314,6 +315,7 @@ def test_dropout_differs_between_replicas_and_steps_and_repeats_with_the_seed(mi
     assert runs[0] != runs[2]
 
 
+@pytest.mark.medium
 def test_every_trainable_variable_moves():
     config = tiny_config(**NO_DROPOUT)
     step = make_step(config, make_strategy("none"), AdamW(1e-2, weight_decay_rate=0.0))

@@ -40,6 +40,7 @@ from tests.corpus import (
 )
 
 
+@pytest.mark.medium
 def test_a_worker_imports_keras_without_its_optional_packages():
     entries = []
     with jobs.run_local(open_writer, "shards", num_workers=1) as make:

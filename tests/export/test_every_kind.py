@@ -139,6 +139,7 @@ def by_rows(prediction):
     ]
 
 
+@pytest.mark.medium
 def test_a_pretraining_run_has_equal_outputs_with_the_served_encoder(tmp_path, config, vocabulary):
     run = of_pretraining(tmp_path, config, vocabulary)
     served = served_pipeline(run, "float32").token_functions

@@ -32,7 +32,7 @@ from tests import small
 from tests.conftest import ROOT
 from tests.export import engines, serving_operations
 
-pytestmark = pytest.mark.optimized
+pytestmark = [pytest.mark.medium, pytest.mark.optimized]
 
 
 @pytest.fixture(scope="module")

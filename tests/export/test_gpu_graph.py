@@ -43,6 +43,7 @@ def model_of(tmp_path, config, vocabulary):
     return make
 
 
+@pytest.mark.medium
 @gpu_graph.needs_cuda_build
 @pytest.mark.parametrize("kind", small.fast(KINDS, "tagging", "pretrained"))
 def test_the_gpu_has_kernels_and_waits_for_nothing(kind, model_of):
@@ -92,6 +93,7 @@ def test_checks_find_a_missing_kernel_and_a_wait():
     assert "Reshape to GatherV2" in gpu_graph.copies(graph).in_between
 
 
+@pytest.mark.medium
 def test_every_node_names_its_device(model_of, tmp_path):
     model = model_of("classification")
     for device in ("cpu", "gpu"):

@@ -67,6 +67,7 @@ WIDTHS = {"none": (4, 4), "float16": (2, 2), "dynamic": (1, 2)}
 QUANTIZED = pytest.mark.parametrize("quantize", small.fast(QUANTIZATIONS, "none", "dynamic"))
 
 
+@pytest.mark.medium
 @QUANTIZED
 @pytest.mark.parametrize(("rows", "length"), [(1, 5), (1, 16), (3, 7), (5, 2)])
 def test_any_number_of_rows_and_tokens_gives_the_outputs_of_the_network(

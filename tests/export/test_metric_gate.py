@@ -54,6 +54,7 @@ def test_both_values_are_those_of_the_file(model, dev):
     assert change.trained == pytest.approx(correct)
 
 
+@pytest.mark.medium
 def test_a_larger_drop_is_not_published(model, dev):
     texts = [text for text, _ in ROWS]
     predicted = model.predict(texts)["label"].tolist()

@@ -103,6 +103,7 @@ SIGNATURES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.medium
 @SIGNATURES
 @pytest.mark.parametrize("texts", [MANY_TEXTS, ["the bill", "my app"]], ids=["many", "few"])
 @pytest.mark.parametrize("graph", small.fast(["model", "portable_model"], "model"))
@@ -119,6 +120,7 @@ def test_the_common_graph_has_fused_kernels(graph, signature, texts, config, req
         assert ("Rsqrt", (tokens, 1)) not in found
 
 
+@pytest.mark.medium
 @SIGNATURES
 def test_a_short_text_has_fused_kernels(model, signature, config):
     found = kernels(model, signature, ["the bill"])

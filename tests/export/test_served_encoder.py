@@ -240,6 +240,7 @@ except tf.errors.OpError as error:
 """
 
 
+@pytest.mark.medium
 def test_a_processor_without_avx512_gets_an_error_in_bfloat16():
     if not has_packed_products("float32"):
         pytest.skip("this TensorFlow has no packed products")

@@ -67,6 +67,7 @@ def ids_in_fit(model):
     return [ids for inputs, *_ in batches for ids in unpadded(inputs)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("do_lower_case", "strip_accents"), small.fast(EXPECTED, (False, True)))
 def test_preprocessor_training_and_signature_have_equal_token_ids(
     config, tmp_path, do_lower_case, strip_accents

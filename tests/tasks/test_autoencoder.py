@@ -93,6 +93,7 @@ def test_features_are_computed_once_and_batches_hold_them(task, model, vocabular
     assert said == ["extracting features of 7 rows, once"]
 
 
+@pytest.mark.medium
 def test_it_learns_a_curve_that_pca_cannot(task, config):
     """Use features on a half circle, which one number represents, but not a linear projection."""
     model = dataclasses.replace(task, latent_dim=1).build_model(config)

@@ -90,6 +90,7 @@ def test_check_labels_and_examples_read_a_file_once(task, huggingface_dir, tmp_p
         assert training.task.load_examples(path) == examples
 
 
+@pytest.mark.medium
 def test_a_run_opens_its_files_once(huggingface_dir, complaints, tmp_path, opened):
     second = tmp_path / "second.csv"
     second.write_text("text,label\nthe screen,hardware\n")

@@ -22,6 +22,8 @@ from tests import small
 from tests.conftest import WORDS
 from tests.tasks.test_task_model import CASES, create
 
+pytestmark = pytest.mark.medium
+
 TEXTS = [text for texts in small.TEXTS.values() for text in texts]
 TRAINED = ("TextClassifier", "TextRegressor", "TokenClassifier", "QuestionAnswerer")
 SETTINGS = {"global_batch_size": 2, "epochs": 2, "learning_rate": 1e-3}

@@ -115,6 +115,7 @@ def test_lines_keep_their_order_in_any_batch_and_bad_rows_their_position(shallow
     assert not (tmp_path / "bad.npy").exists()
 
 
+@pytest.mark.medium
 def test_vectors_per_token_average_to_those_of_the_text(pretrained, encoder, vocabulary, tmp_path):
     embedder = create_embedder(pretrained, "last", "mean", 8)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])

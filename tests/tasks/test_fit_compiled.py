@@ -16,6 +16,7 @@ def weights(tmp_path_factory, config, vocabulary):
     return small.write_huggingface(directory, config, vocabulary, **NO_DROPOUT)
 
 
+@pytest.mark.medium
 def test_fit_compiled_by_xla_packs_rows_and_trains_equally(weights):
     plain, packed = (compiled("TextClassifier", weights, learning_rate=1e-3) for _ in range(2))
     assert not plain.jit_compile  # "auto" on a CPU.
@@ -25,6 +26,7 @@ def test_fit_compiled_by_xla_packs_rows_and_trains_equally(weights):
     assert_equal_weights(weights_of(plain), weights_of(packed), rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.medium
 def test_evaluate_is_compiled_on_packed_rows_and_reads_a_batch_late(weights, monkeypatch):
     model = compiled("TextClassifier", weights)
     expected = model.evaluate(ROWS, NAMES, batch_size=3)

@@ -40,6 +40,7 @@ def rates_of(schedule, counts):
     return [float(schedule(count)) for count in counts]
 
 
+@pytest.mark.medium
 def test_accumulated_batches_equal_one_batch(no_dropout):
     """Train twice, because a second schedule has to start where the first one has ended."""
     together, apart = create(no_dropout), create(no_dropout)
@@ -75,6 +76,7 @@ def test_accumulated_batches_have_masks_of_their_own(no_dropout, monkeypatch):
 # The step that `fit` shares with `train`.
 
 
+@pytest.mark.medium
 def test_fit_and_train_take_the_same_step(directory, tmp_path):
     """With dropout: the seeds of the masks are equal, too."""
     by_fit, by_train = create(directory), create(directory)
@@ -91,6 +93,7 @@ def test_fit_and_train_take_the_same_step(directory, tmp_path):
     assert_equal_weights(weights_of(by_train), weights_of(by_fit), rtol=0, atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("loss", ["auto", lambda labels, logits: _cross_entropy(labels, logits)])
 def test_the_loss_of_an_epoch_is_exact(no_dropout, loss):
     """The last batch has one row, and rows have weights; the model does not learn."""
@@ -161,6 +164,7 @@ def test_a_fit_without_an_update_is_refused(no_dropout):
         model.fit(ROWS, NAMES, batch_size=3, epochs=1, verbose=0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("dtype", small.fast(["mixed_float16", "float32"], "float32"))
 def test_the_schedule_of_a_wrapped_optimizer_is_set(directory, dtype):
     model = create(directory, dtype=dtype)
@@ -189,6 +193,7 @@ def bias_of(model):
     return weights_of(model)["classifier/bias"]
 
 
+@pytest.mark.medium
 def test_training_continues_with_the_head_it_has(directory, tmp_path):
     model = create(directory, prior_bias=True)
     model.fit(ROWS[:5], NAMES[:5], epochs=1, verbose=0)
@@ -220,6 +225,7 @@ def test_an_autoencoder_is_not_reset(directory, tmp_path):
     assert_equal_weights(before, weights_of(loaded), rtol=0, atol=0)
 
 
+@pytest.mark.medium
 def test_other_labels_than_those_of_the_weights_warn_with_both_lists(directory, tmp_path):
     model = create(directory)
     model.has_new_head = False
@@ -240,6 +246,7 @@ def test_other_labels_than_those_of_the_weights_warn_with_both_lists(directory, 
 # A fit that fails, and one that trains.
 
 
+@pytest.mark.medium
 def test_a_fit_that_fails_leaves_the_model_as_it_was(directory):
     model = create(directory, calibrate=True)
     model.fit(ROWS, NAMES, epochs=1, validation_data=(ROWS, NAMES), verbose=0)
@@ -260,6 +267,7 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was(directory):
     assert_equal_weights(before, weights_of(model), rtol=0, atol=0)
 
 
+@pytest.mark.medium
 def test_token_ids_end_what_was_tuned_too(directory):
     model = create(directory, calibrate=True)
     model.tune(ROWS, NAMES)
@@ -269,6 +277,7 @@ def test_token_ids_end_what_was_tuned_too(directory):
     assert model.task.untuned_fields and not model.has_new_head
 
 
+@pytest.mark.medium
 def test_a_model_that_is_not_used_any_more_is_freed(directory):
     def use():
         model = create(directory)

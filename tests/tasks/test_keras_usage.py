@@ -86,6 +86,7 @@ def test_a_shuffled_dataset_is_drawn_anew_in_each_epoch(model, monkeypatch):
     assert first != second
 
 
+@pytest.mark.medium
 def test_arguments_of_keras_about_batches_and_validation(model):
     """Columns in a list, one callback, and the batches of infinite datasets that are read."""
     dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).batch(4)

@@ -109,6 +109,7 @@ def test_anchors_follow_the_prompt_of_queries_and_texts_that_of_documents(tmp_pa
     ]
 
 
+@pytest.mark.medium
 def test_the_command_writes_a_row_per_pair(huggingface_dir, tmp_path):
     pairs = [("the bill", "the bill is high"), ("my app", "my app does not open")]
     small.write_rows(tmp_path / "pairs.csv", pairs, ("question", "answer"))

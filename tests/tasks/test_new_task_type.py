@@ -27,6 +27,7 @@ def rating(monkeypatch):
     return rating_task
 
 
+@pytest.mark.medium
 def test_it_is_fitted_evaluated_saved_and_loaded(rating, huggingface_dir, tmp_path):
     path = small.write_rows(tmp_path / "rows.csv", list(zip(TEXTS, STARS, strict=True)))
     rows = read_examples(path, "rating")

@@ -52,6 +52,7 @@ def diverged(directory, huggingface_dir, task):
     return small.trained(directory, pretrained, task, model)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", TASKS)
 def test_a_diverged_model_returns_nothing_but_errors(kind, huggingface_dir, tmp_path):
     model = diverged(tmp_path / "run", huggingface_dir, TASKS[kind])
@@ -62,6 +63,7 @@ def test_a_diverged_model_returns_nothing_but_errors(kind, huggingface_dir, tmp_
     assert second[1].location == "x:2"
 
 
+@pytest.mark.medium
 def test_an_error_names_the_row_and_is_counted(huggingface_dir, tmp_path, capsys):
     diverged(tmp_path / "run", huggingface_dir, TASKS["classification"])
     rows = tmp_path / "rows.jsonl"
@@ -82,6 +84,7 @@ def test_an_error_names_the_row_and_is_counted(huggingface_dir, tmp_path, capsys
     assert "NaN" not in captured.out
 
 
+@pytest.mark.medium
 def test_vectors_are_errors_in_jsonl_and_never_written_to_npy(huggingface_dir, tmp_path, capsys):
     pretrained = read_pretrained(huggingface_dir)
     *_, gamma = (name for name in pretrained.weights if name.endswith("gamma"))

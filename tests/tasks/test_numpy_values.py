@@ -35,6 +35,7 @@ def test_a_configuration_can_be_saved():
     assert json.loads(json.dumps(config.to_dict()))["vocab_size"] == 9
 
 
+@pytest.mark.medium
 def test_options_and_arguments(huggingface_dir, tmp_path):
     model = TextClassifier.from_pretrained(
         huggingface_dir,

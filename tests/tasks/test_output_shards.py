@@ -77,6 +77,7 @@ def test_shards_contain_each_row_once_in_order_and_differ_by_one_row(counts, num
     assert {len(shard) for shard in rows} <= {7 // num_shards, -(-7 // num_shards)}
 
 
+@pytest.mark.medium
 def test_two_workers_beam_and_this_process_write_the_same_bytes(texts, in_process, monkeypatch):
     assert write(texts) == (11, 0)
     expected = contents(texts / "out")
@@ -93,6 +94,7 @@ def test_two_workers_beam_and_this_process_write_the_same_bytes(texts, in_proces
     ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("runner", ["local", "beam"])
 def test_progress_counts_the_rows_of_each_shard_once(texts, monkeypatch, runner):
     if runner == "beam":

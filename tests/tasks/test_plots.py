@@ -45,6 +45,7 @@ def test_scores_by_length_of_the_shortest_answer():
     assert found["no answer"] == {"exact_match": 0.5, "f1": 0.5}
 
 
+@pytest.mark.medium
 @pytest.mark.plots
 @pytest.mark.parametrize("count", [5, 80])
 def test_each_plot_is_drawn_with_few_and_many_labels_in_any_script(count, tmp_path):
@@ -75,6 +76,7 @@ def test_each_plot_is_drawn_with_few_and_many_labels_in_any_script(count, tmp_pa
         assert image.startswith(b"\x89PNG") and min(width, height) > 300
 
 
+@pytest.mark.medium
 @pytest.mark.plots
 def test_training_writes_plots_of_the_best_checkpoint(huggingface_dir, complaints, tmp_path):
     train, dev = (tasks.read_examples(complaints[name]) for name in ("train", "dev"))

@@ -18,6 +18,7 @@ from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
 from tasks.types.tagging.token_classifier import TaggingTask
 from tests import small
 
+pytestmark = pytest.mark.medium
 TEXTS = ["the bill is too high", "my screen , broken", "app", "", "a b c ! the the the the the"]
 ENTITIES = ("O", "B-X", "I-X")
 

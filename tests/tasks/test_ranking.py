@@ -180,6 +180,7 @@ ROWS = {"query": [row[0] for row in QUERIES], "texts": [row[1] for row in QUERIE
 RELEVANCE = [row[2] for row in QUERIES]
 
 
+@pytest.mark.medium
 def test_fit_learns(ranker):
     before = ranker.evaluate(ROWS, RELEVANCE)
     ranker.compile(keras.optimizers.Adam(0.01))

@@ -68,6 +68,7 @@ def test_the_command_finds_the_row_of_the_query(flags, capsys):
     assert list(second) == ["similarity", "row", "text"] and second["similarity"] < 1
 
 
+@pytest.mark.medium
 def test_vectors_of_other_flags_or_rows_are_rejected(flags, tmp_path):
     with pytest.raises(UserError, match=r"vectors\.npy: not the vectors of .*rows\.csv"):
         run([*flags, "--pooling=cls"])
@@ -163,6 +164,7 @@ class TestIndex:
         with pytest.raises(UserError, match="not an index"):
             ApproximateIndex(path, vectors)
 
+    @pytest.mark.medium
     def test_the_command_builds_and_uses_it(self, flags, tmp_path, capsys):
         run([f"--vectors={tmp_path / 'vectors.npy'}", "--build_index"])
         line = json.loads(capsys.readouterr().out)
@@ -187,6 +189,7 @@ def test_wrong_flags_are_rejected(flags, tmp_path):
         open_ranker(flags[0].removeprefix("--model="))
 
 
+@pytest.mark.medium
 def test_results_are_reranked(flags, capsys, monkeypatch):
     """The longest of the texts nearest to the query comes first; others follow."""
 

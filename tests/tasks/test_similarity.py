@@ -31,6 +31,7 @@ def test_fit_on_pairs_brings_positives_to_the_front(model):
     assert after["recall@1"] == after["mrr@10"] == 1.0
 
 
+@pytest.mark.medium
 def test_hard_negatives_may_be_texts_or_lists(model):
     one = model.evaluate((ANCHORS, POSITIVES, NEGATIVES))
     table = {
@@ -42,6 +43,7 @@ def test_hard_negatives_may_be_texts_or_lists(model):
     assert model.evaluate((ANCHORS, POSITIVES))["loss"] < one["loss"]  # Fewer candidates.
 
 
+@pytest.mark.medium
 def test_scores_are_learned_as_cosines(huggingface_dir):
     model = TextEmbedder.from_pretrained(huggingface_dir, seed=1, loss="cosine")
     scores = [0.9, 0.1, 0.8, 0.2]
@@ -51,6 +53,7 @@ def test_scores_are_learned_as_cosines(huggingface_dir):
     assert metrics["spearman"] > 0.7 and metrics["loss"] < 0.05
 
 
+@pytest.mark.medium
 def test_texts_of_a_class_attract_each_other(model):
     texts, classes = [*ANCHORS, *POSITIVES], [0, 1, 2, 0, 0, 1, 2, 0]
     model.compile(learning_rate=1e-2)
@@ -91,6 +94,7 @@ FILES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_each_form_trains_a_run(tmp_path, huggingface_dir, name):
     (tmp_path / name).write_text(FILES[name])
@@ -110,6 +114,7 @@ def test_a_file_of_each_form_trains_a_run(tmp_path, huggingface_dir, name):
     np.testing.assert_allclose(np.linalg.norm(model.predict(["my app"]), axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_columns_of_other_names_are_read_and_single_texts_are_embedded(tmp_path, huggingface_dir):
     (tmp_path / "train.csv").write_text("question,answer\nthe bill,too high\nmy app,the screen\n")
     settings = FinetuneSettings(
@@ -131,6 +136,7 @@ def test_columns_of_other_names_are_read_and_single_texts_are_embedded(tmp_path,
     )
 
 
+@pytest.mark.medium
 def test_an_embedder_keeps_its_pooling_and_dense_layers(tmp_path, config, vocabulary):
     directory = sentence_transformers_files.write(
         tmp_path / "embedder",
@@ -171,6 +177,7 @@ def test_wrong_files_are_refused(tmp_path, text, message):
         read_examples(tmp_path / "train.csv", "similarity")
 
 
+@pytest.mark.medium
 def test_parts_of_a_batch_train_like_the_whole_batch(tmp_path, without_dropout):
     vectors = []
     for parts in (1, 2):
@@ -182,6 +189,7 @@ def test_parts_of_a_batch_train_like_the_whole_batch(tmp_path, without_dropout):
     np.testing.assert_allclose(*vectors, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_keras_file_keeps_the_compiled_loss(tmp_path, model):
     model.compile()
     model.save(tmp_path / "model.keras")

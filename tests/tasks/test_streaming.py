@@ -187,6 +187,7 @@ def model(weights):
     return compiled("TextClassifier", weights)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_datasets(model, message):
     with pytest.raises(UserError) as raised:
