@@ -9,6 +9,7 @@ import re
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 from pymdownx.superfences import fence_code_format
 
@@ -19,6 +20,7 @@ PATTERNS = (
     "LICENSE",
     "docs/**/*.md",
     "docs/images/*",
+    "docs/site.css",
     "benchmarks/*.md",
     "benchmarks/*.png",
     "tests/*.md",
@@ -118,8 +120,9 @@ NAVIGATION = {
 
 
 def title(page: str) -> str:
-    """Return the first heading of a page."""
-    return re.search(r"^# (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)[1]
+    """Return the first heading of a page, without the marks of code."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.search(r"^# (.*)$", text, re.MULTILINE)[1].replace("`", "")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -142,3 +145,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark short words and flags of commands, which docs/site.css does not break."""
+    html = re.sub(r"<code>([^<\s]{1,36})</code>", r'<code class="word">\1</code>', html)
+    return re.sub(r"(?<=>)(--\w+)(?=<)", r'<span class="word">\1</span>', html)
