@@ -15,9 +15,10 @@ from tests.conftest import ROOT
 from tests.doc_pages import LABELS, TEXTS, run, write_files
 from tests.test_docs import PAGES, command_lines, read
 
-# make demo runs the demo; tests/test_migration_docs.py runs the migration pages; the references
-# have one example per command; other pages have commands of make and pytest.
-LEFT_OUT = {"docs/demo.md", "docs/commands.md"}
+# make demo runs the demo; tests/test_migration_docs.py runs the migration pages, and
+# tests/test_python_docs.py a head of one's own; the reference has one example per command; other
+# pages have commands of make and pytest.
+LEFT_OUT = {"docs/demo.md", "docs/commands.md", "docs/own-head.md"}
 NOT_RUN = ("--url=", "--grpc=", "--help", "--dask_address=", "--beam_args=", "...")
 WORDS = {"PATH": "DIR", "WEIGHTS": "DIR", "novels.txt": "corpus/a.txt", "MODELS/": "models/"}
 WORDS |= {"held_out.txt": "corpus/a.txt", "SHARDS128,SHARDS512": "SHARDS,HELD_OUT"}
@@ -27,6 +28,7 @@ WORDS |= {
     "--vocab_size=30522": "--vocab_size=90",
 }
 WORDS |= {"--seeds=1,2,3": "--seeds=1", "--vocab_size=8000": "--vocab_size=59"}
+WORDS |= {"--layer=2 --head=8": "--layer=0 --head=1"}
 WORDS |= {"--normal_labels=neither": "--normal_labels=neither --latent_dim=4"}
 WORDS |= {"--save_every=200": "--save_every=2", "--eval_every=1000": "--eval_every=2"}
 WORDS |= {"--num_shards=64": "--num_shards=2", "--num_shards=16": "--num_shards=2"}
