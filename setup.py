@@ -76,7 +76,7 @@ EXTRAS = {
 def long_description() -> str:
     """Return README.md without its index of pages and links to files, which no index page has."""
     text = pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-    text = re.sub(r"\n## Documentation\n.*?(?=\n[^-\s])", "", text, flags=re.DOTALL)
+    text = re.sub(r"\n## Documentation\n.*?(?=\n## )", "", text, flags=re.DOTALL)
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
 
 

@@ -5,8 +5,8 @@
 
     python -m bert_tf.plan --model_size=base --serve --max_seq_length=64
 
-With --task, --train and the other flags of tasks.finetune it is the dry run of that command. Rates
-of devices come from data sheets and published results, those of a processor are typical ones;
+With --task, --train and the other flags of bert-tf finetune it is the dry run of that command.
+Rates of devices come from data sheets and published results, those of a processor are typical ones;
 --calibrate measures the matrix products of this machine, which takes seconds.
 """
 

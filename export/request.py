@@ -33,7 +33,7 @@ class RequestSettings:
     )
     grpc: str | None = command.flag("gRPC API of a server: HOST:PORT", None)
     model: str | None = command.flag("name of the model on the server of --grpc", None)
-    litert: str | None = command.flag("file of export.export_litert", None)
+    litert: str | None = command.flag("file of bert-tf export_litert", None)
     signature: str = command.flag("name of the signature", "serving_default")
     timeout: float = command.flag("time limit of a server's response, in seconds", 60.0)
 

@@ -24,7 +24,7 @@ from tasks.prediction.embedders import check_embedder, open_embedder
 class EvaluateSettings:
     """Flags of the command."""
 
-    run: str = command.flag("run directory; for retrieval also another model, as of tasks.extract")
+    run: str = command.flag("run directory; for retrieval also another --model of bert-tf extract")
     data: str = command.flag(
         "labelled rows in the format of the training file, or a directory of BEIR"
     )

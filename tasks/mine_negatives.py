@@ -4,10 +4,9 @@
 
 Each row of the output has `anchor`, `positive` and a list `negatives`, most similar first, which
 --task=similarity and --task=ranking read. Prompts of the embedder for queries and documents are
-used. A
-negative is among the --top_k texts nearest to the anchor, and less similar to it than the positive
-by more than --margin. Texts that are the positive of the same anchor in any row, or that differ
-from one in case or white space alone, are never negatives.
+used. A negative is among the --top_k texts nearest to the anchor, and less similar to it than the
+positive by more than --margin. Texts that are the positive of the same anchor in any row, or that
+differ from one in case or white space alone, are never negatives.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ from tasks.prediction.embedders import check_embedder, open_embedder
 class MineNegativesSettings:
     """Flags of the command."""
 
-    run: str = command.flag("run of an embedder, or another model, as of tasks.extract")
+    run: str = command.flag("run of an embedder, or another --model of bert-tf extract")
     pairs: str = command.flag("pairs: .csv, .tsv or .jsonl, also .gz, or .parquet")
     corpus: str = command.flag("texts that may become negatives, in one of these formats")
     output: str = command.flag("output file, .jsonl")

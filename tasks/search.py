@@ -37,7 +37,7 @@ class SearchSettings:
     """Flags of the command. Those that tasks.extract has too must have the same values."""
 
     vectors: str = command.flag(
-        ".npy file written by tasks.extract, .parquet file with a column vector, or a glob of them"
+        ".npy file of bert-tf extract, .parquet file with a column vector, or a glob of them"
     )
     model: str | None = command.flag("model that the vectors come from", None)
     input: str | None = command.flag(

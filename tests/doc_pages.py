@@ -11,6 +11,7 @@ import shlex
 import shutil
 
 from bert_tf import BertConfig, Vocabulary
+from bert_tf.__main__ import MODULES
 from bert_tf.system import command
 from tests.conftest import ROOT
 from tests.corpus import ENTRIES, write_corpus
@@ -23,7 +24,8 @@ LABELS = ("billing", "hardware", "software", "billing")
 
 def run(line):
     """Run a command line in this process."""
-    module, words = shlex.split(line)[2], shlex.split(line)[3:]
+    _, name, *words = shlex.split(line)
+    module = MODULES[name]
     for name, value in SHORTER.items():
         words = [re.sub(rf"^--{name}=.*", f"--{name}={value}", word) for word in words]
     if module == "bert_tf.pretrain":  # Its defaults are those of weeks of training.
@@ -87,12 +89,12 @@ def write_files(here):
     sizes = {"num_hidden_layers": 4, "num_attention_heads": 2, "max_position_embeddings": 512}
     config = BertConfig(len(ENTRIES), 8, intermediate_size=16, **sizes)
     (here / "config.json").write_text(json.dumps(config.to_dict()))
-    write = "python -m bert_tf.write_shards --input='corpus/*.txt' --vocab=vocab.txt --num_shards=1"
+    write = "bert-tf write_shards --input='corpus/*.txt' --vocab=vocab.txt --num_shards=1"
     run(f"{write} --output_dir=SHARDS --num_workers=1")
     shutil.copytree("SHARDS", "HELD_OUT")
     shutil.copytree("SHARDS", "OLD_SHARDS", ignore=shutil.ignore_patterns("*.json", ".*"))
     run(
-        "python -m bert_tf.pretrain --shards=SHARDS --config=config.json --output_dir=BASE "
+        "bert-tf pretrain --shards=SHARDS --config=config.json --output_dir=BASE "
         "--num_train_steps=1 --warmup_steps=1 --global_batch_size=4"
     )
     for name, file_format in (
@@ -100,7 +102,7 @@ def write_files(here):
         ("DIR", "huggingface"),
         ("PRESET", "keras"),
     ):
-        run(f"python -m bert_tf.convert --from=BASE --to={name} --format={file_format}")
+        run(f"bert-tf convert --from=BASE --to={name} --format={file_format}")
     os.chdir(previous)
 
 

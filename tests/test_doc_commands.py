@@ -15,10 +15,11 @@ from tests.conftest import ROOT
 from tests.doc_pages import LABELS, TEXTS, run, write_files
 from tests.test_docs import PAGES, command_lines, read
 
-# make demo runs the demo; tests/test_migration_docs.py runs the migration pages; the references
-# have one example per command; other pages have commands of make and pytest.
-LEFT_OUT = {"docs/demo.md", "docs/commands.md"}
-NOT_RUN = ("--url=", "--grpc=", "--help", " pytest ", "--dask_address=", "--beam_args=", "...")
+# make demo runs the demo; tests/test_migration_docs.py runs the migration pages, and
+# tests/test_python_docs.py a head of one's own; the reference has one example per command; other
+# pages have commands of make and pytest.
+LEFT_OUT = {"docs/demo.md", "docs/commands.md", "docs/own-head.md"}
+NOT_RUN = ("--url=", "--grpc=", "--help", "--dask_address=", "--beam_args=", "...")
 WORDS = {"PATH": "DIR", "WEIGHTS": "DIR", "novels.txt": "corpus/a.txt", "MODELS/": "models/"}
 WORDS |= {"held_out.txt": "corpus/a.txt", "SHARDS128,SHARDS512": "SHARDS,HELD_OUT"}
 WORDS |= {"--model_size=base": "--config=config.json", "--model_size=mini": "--config=config.json"}
@@ -27,6 +28,7 @@ WORDS |= {
     "--vocab_size=30522": "--vocab_size=90",
 }
 WORDS |= {"--seeds=1,2,3": "--seeds=1", "--vocab_size=8000": "--vocab_size=59"}
+WORDS |= {"--layer=2 --head=8": "--layer=0 --head=1"}
 WORDS |= {"--normal_labels=neither": "--normal_labels=neither --latent_dim=4"}
 WORDS |= {"--save_every=200": "--save_every=2", "--eval_every=1000": "--eval_every=2"}
 WORDS |= {"--num_shards=64": "--num_shards=2", "--num_shards=16": "--num_shards=2"}
@@ -36,7 +38,7 @@ def commands(page):
     return [
         line
         for line in command_lines(read(page))
-        if line.startswith("python -m ") and not any(word in line for word in NOT_RUN)
+        if line.startswith("bert-tf ") and not any(word in line for word in NOT_RUN)
     ]
 
 
@@ -60,7 +62,7 @@ def files(tmp_path_factory):
 def fine_tune(task="classification", **flags):
     words = "".join(f" --{name}={value}" for name, value in flags.items())
     train = "" if "train" in flags else " --train=train.csv"
-    run(f"python -m tasks.finetune --task={task}{train} --init_from=DIR --output_dir=RUN{words}")
+    run(f"bert-tf finetune --task={task}{train} --init_from=DIR --output_dir=RUN{words}")
 
 
 def write_both(columns, rows, names=("train.csv", "dev.csv", "val.csv")):
@@ -78,7 +80,7 @@ def write_conll(names=("train.conll", "dev.conll")):
 
 def write_search_data():
     """Write vectors of rows.csv, pairs of them, and a directory of BEIR."""
-    run("python -m tasks.extract --model=DIR --input=rows.csv --output=vectors.npy")
+    run("bert-tf extract --model=DIR --input=rows.csv --output=vectors.npy")
     small.write_rows("pairs.csv", [("a bill", TEXTS[0])], ("anchor", "positive"))
     documents = {str(number): text for number, text in enumerate(TEXTS)}
     beir = small.write_beir(pathlib.Path("scifact"), documents, {"q": "a bill"}, {"q": {"0": 1}})
@@ -96,7 +98,7 @@ def prepare(page):
         case "docs/checkpoints.md":
             write_conll()
             fine_tune("tagging", train="train.conll", max_seq_length=16)
-            run("python -m bert_tf.convert --from=RUN --to=THEIR_NER_MODEL --format=huggingface")
+            run("bert-tf convert --from=RUN --to=THEIR_NER_MODEL --format=huggingface")
         case "docs/data-formats.md":
             write_both(("body", "topic"), labels)
         case "docs/domain-adaptation.md":
@@ -105,7 +107,7 @@ def prepare(page):
             fine_tune(max_seq_length=16)
         case "docs/signatures.md":
             fine_tune(max_seq_length=16)
-            run("python -m export.export_saved_model --run=RUN --output_dir=models/name")
+            run("bert-tf export_saved_model --run=RUN --output_dir=models/name")
         case "docs/tasks/masked-lm.md":
             shutil.copytree("BASE", "RUN")
         case "docs/tasks/anomaly-detection.md":

@@ -42,6 +42,8 @@ FURTHER = (
     "evaluate --run=RUN --data=examples/complaints/dev.csv",
     "extract --model=WEIGHTS --input=examples/complaints/dev.csv --output=vectors.npy",
     "search --model=WEIGHTS --input=examples/complaints/dev.csv --vectors=vectors.npy --query=bill",
+    "mine_negatives --run=WEIGHTS --pairs=examples/complaints/dev.csv --anchor_column=text "
+    "--positive_column=label --corpus=examples/complaints/train.csv --output=mined.jsonl",
     "export_litert --run=RUN --output=model.tflite --quantize=float16",
     "plan --config=config.json --tokens=1e6 --max_seq_length=16",
     "fill_mask --model=PRETRAINED --text=[MASK] --top_k=2",
@@ -60,13 +62,8 @@ def check(arguments, **options):
 
 def quickstart():
     """Return the commands of README.md as lists of a name and flags."""
-    found = []
-    for program, *words in map(shlex.split, command_lines(README)):
-        if program == "python" and words[0] == "-m":
-            words = [words[1].rpartition(".")[2], *words[2:]]
-        if words[0] in MODULES:
-            found.append(words)
-    return found
+    lines = map(shlex.split, command_lines(README))
+    return [words for program, *words in lines if program == "bert-tf" and words[0] in MODULES]
 
 
 def package_files():

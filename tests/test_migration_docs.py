@@ -52,11 +52,11 @@ def test_commands_of_migration_pages_run(files, page, number, tmp_path, monkeypa
         add_modules()
     if "model.ckpt" in commands[0]:  # Fine-tuned in google-research/bert.
         run(
-            "python -m tasks.finetune --task=mrpc --train=MRPC/train.tsv --init_from=BERT_BASE_DIR "
+            "bert-tf finetune --task=mrpc --train=MRPC/train.tsv --init_from=BERT_BASE_DIR "
             "--output_dir=TUNED --epochs=1"
         )
         shutil.rmtree("DIR")
-        run("python -m bert_tf.convert --from=TUNED --to=DIR --format=google")
+        run("bert-tf convert --from=TUNED --to=DIR --format=google")
         for file in (tmp_path / "here" / "DIR").glob("bert_model.ckpt*"):
             file.rename(file.with_name(file.name.replace("bert_model.ckpt", "model.ckpt-343")))
         commands = [commands[0] + " --pairs", *commands[1:]]
@@ -77,7 +77,7 @@ def test_snippets_of_migration_pages_run(files, page, tmp_path, monkeypatch):
         add_modules()
     elif page == "from-transformers":
         run(
-            "python -m tasks.finetune --task=classification --train=train.csv --init_from=DIR "
+            "bert-tf finetune --task=classification --train=train.csv --init_from=DIR "
             "--output_dir=RUN --epochs=1"
         )
     fences = split_fences((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))[1]

@@ -1,7 +1,11 @@
-"""The snippets of docs/python.md and README.md, run in order with a tiny model."""
+"""The snippets of the pages about Python and of README.md, run in order with a tiny model."""
 
 import dataclasses
+import os
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -10,6 +14,7 @@ from tests import small
 from tests.bert_tf.test_head_weights import MASKED_LM, add_heads
 from tests.conftest import ROOT
 from tests.small import TEXTS
+from tests.test_docs import command_lines, read
 
 MAX_LINES = 170
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -59,6 +64,58 @@ def test_all_snippets_run(namespace, tmp_path):
     run(snippets(PAGE), namespace)
     assert namespace["other"].output_shape == (None, 3)
     assert (tmp_path / "MODELS" / "complaints" / "1" / "saved_model.pb").exists()
+
+
+@pytest.mark.slow
+def test_the_snippets_of_fit_or_train_run(namespace, tmp_path):
+    run(snippets(read("docs/fit-or-train.md")), namespace)
+    assert (tmp_path / "RUN" / "checkpoints").is_dir()
+
+
+OWN_HEAD = snippets(read("docs/own-head.md"))
+
+
+def test_the_task_type_of_the_page_is_the_tested_one():
+    """tests/tasks/test_new_task_type.py tests it in all ways."""
+    (module,) = (source for source in OWN_HEAD if "class RatingTask" in source)
+    tested = (ROOT / "tests" / "rating_task.py").read_text(encoding="utf-8")
+    *lines, blank, registered = module.rstrip().split("\n")
+    lines.remove("from tasks.base import task_types")
+    assert (blank, registered) == (
+        "",
+        'task_types.TASK_TYPES["rating"] = task_types.TaskType("rating:RatingTask")',
+    )
+    code = "\n".join(lines).replace('("rating")', '("tests")').strip()
+    assert code == tested.split('"""')[2].strip()
+
+
+@pytest.mark.slow
+def test_the_head_of_keras_runs(namespace):
+    run([source for source in OWN_HEAD if "rating" not in source], namespace)
+    assert set(namespace["own"].output) == {"topic", "urgency"}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_task_type_run(namespace, tmp_path):
+    module, usage, program = (source for source in OWN_HEAD if "rating" in source)
+    (tmp_path / "rating.py").write_text(module)
+    (tmp_path / "rating_tf.py").write_text(program)
+    (tmp_path / "usage.py").write_text(f"import rating\nPATH = {namespace['PATH']!r}\n{usage}")
+    rows = [("Never again.", 1), ("Very good.", 5)]
+    small.write_rows(tmp_path / "train.csv", rows)
+    small.write_rows(tmp_path / "dev.csv", [("Very bad.", 1)])
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for line in ("python usage.py", *command_lines(read("docs/own-head.md"))):
+        line = line.replace("PATH", namespace["PATH"]).replace("bert-tf", "python -m bert_tf")
+        done = subprocess.run(
+            [sys.executable, *shlex.split(line)[1:]],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    assert '"stars"' in done.stdout
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import configparser
 import json
 import os
+import pathlib
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 import yaml
 
+from bert_tf.__main__ import MODULES
 from bert_tf.system import command
 from tests.test_docs import read, settings_class, split_fences
 
@@ -23,9 +25,9 @@ def block(language):
 
 def check_command(words, config, num_workers, index):
     """Check a command line and its TF_CONFIG."""
-    _, dash_m, module, *flags = words
-    settings, _ = command.parse(settings_class(module), [module, *flags])
-    assert (dash_m, settings.strategy) == ("-m", "multi_worker")
+    program, name, *flags = words
+    settings, _ = command.parse(settings_class(MODULES[name]), [name, *flags])
+    assert (pathlib.Path(program).name, settings.strategy) == ("bert-tf", "multi_worker")
     cluster = json.loads(config)
     assert len(cluster["cluster"]["worker"]) == num_workers
     assert cluster["task"] == {"type": "worker", "index": index}
@@ -49,11 +51,11 @@ def test_the_unit_of_systemd_starts_a_worker_and_restarts_it():
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_the_job_of_kubernetes_starts_each_worker(tmp_path, index):
-    """Run the shell command of the container with a python that writes what it gets."""
+    """Run the shell command of the container with a bert-tf that writes what it gets."""
     service, job = yaml.safe_load_all(block("yaml"))
     spec = job["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    fake = tmp_path / "python"
+    fake = tmp_path / "bert-tf"
     fake.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
         "print(json.dumps([sys.argv, os.environ['TF_CONFIG']]))\n"

@@ -112,8 +112,8 @@ class Manifest(ShardManifest):
         path = os.path.join(directory, NAME)
         if not files.exists(path):
             raise UserError(
-                f"{path}: no such file; expected a directory written by bert_tf.write_shards (for "
-                "shards of other programs, run bert_tf.inspect_shards --write_manifest)"
+                f"{path}: no such file; expected a directory written by bert-tf write_shards (for "
+                "shards of other programs, run bert-tf inspect_shards --write_manifest)"
             )
         try:
             values = read_json_object(path)

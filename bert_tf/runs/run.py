@@ -156,7 +156,7 @@ class Run:
         if not cls.exists(path):
             raise UserError(
                 f"{path}: not a run directory; expected config.json, vocab.txt and "
-                "checkpoints/ (convert pretrained weights with bert_tf.convert or tasks.finetune)"
+                "checkpoints/ (convert pretrained weights with bert-tf convert or bert-tf finetune)"
             )
         config_path, vocabulary_path, train_path, task_path = (
             os.path.join(path, name)

@@ -237,7 +237,7 @@ class TrainingLoop:
         if isinstance(error, tf.errors.DataLossError):
             return UserError(
                 f"{self._where(step)}: a shard is damaged ({error.message.splitlines()[0]}); "
-                "run bert_tf.inspect_shards to find it"
+                "run bert-tf inspect_shards to find it"
             )
         return lost_worker(error, f"{self._where(step)}: ")
 

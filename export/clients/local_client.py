@@ -39,7 +39,7 @@ class LocalClient(ModelClient):
             self.path = pathlib.Path(found[max(found)])
         else:
             raise UserError(
-                f"--model_dir={path}: no published version; run export.export_saved_model"
+                f"--model_dir={path}: no published version; run bert-tf export_saved_model"
             )
         try:
             self._model = load_published(self.path)

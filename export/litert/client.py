@@ -29,7 +29,7 @@ class LiteRTClient(ModelClient):
         """Load the file.
 
         Args:
-            path: File of export.export_litert.
+            path: File of bert-tf export_litert.
 
         Raises:
             UserError: If it is not such a file, or if ai-edge-litert is not installed.

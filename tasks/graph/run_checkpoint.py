@@ -88,7 +88,7 @@ class RunCheckpoint:
         if self.run.task is None and not any(name.startswith("masked_lm/") for name in values):
             raise UserError(
                 f"{self.run.path}: expected a fine-tuned run or one with pretraining heads, "
-                f"received neither; run tasks.finetune --init_from={self.run.path}"
+                f"received neither; run bert-tf finetune --init_from={self.run.path}"
             )
         return values
 

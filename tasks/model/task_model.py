@@ -354,7 +354,7 @@ class TaskModel(keras.Model):
 
     @argument_names()
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
-        """Return one dict of Python values per row, without padding, as tasks.predict writes."""
+        """Return one dict of Python values per row, without padding, as bert-tf predict writes."""
         batch_size = positive("batch_size", batch_size)
         self._warn_if_untrained()
         return self.serving.predict_rows(self._columns(x), batch_size)

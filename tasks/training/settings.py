@@ -209,7 +209,7 @@ def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
         if not files.exists(os.path.join(path, TASK_OF_VERSION)):
             raise UserError(
                 f"--teacher={path}: no {TASK_OF_VERSION}; expected a SavedModel of "
-                "export.export_saved_model, or a run"
+                "bert-tf export_saved_model, or a run"
             )
         task = published_task(path)
         if kind not in SERVED_TEACHERS:

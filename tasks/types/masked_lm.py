@@ -52,7 +52,7 @@ class MaskedLmTask(Task):
     accuracies = tuple(LOSSES)
     no_labels = (
         "the run is only pretrained and cannot be evaluated on labelled rows; use "
-        "bert_tf.pretrain --eval_shards"
+        "bert-tf pretrain --eval_shards"
     )
 
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:

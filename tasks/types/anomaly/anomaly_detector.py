@@ -162,7 +162,7 @@ class AnomalyTask(TextTask):
         """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""
         if self.threshold is None:
             raise UserError(
-                "threshold not tuned yet: call tune, or fit with validation_data; tasks.finetune "
+                "threshold not tuned yet: call tune, or fit with validation_data; bert-tf finetune "
                 "tunes it at the end of training, rerun the same command"
             )
         return scores >= self.threshold
