@@ -35,8 +35,14 @@ lint: $(VENV)/.test
 docs: $(VENV)/.test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# Every benchmark in its short form, then tables of this machine. BASELINES is a Python with PyTorch and transformers.
+RESULTS = build/benchmarks
 benchmark: $(VENV)/.demo
-	$(BIN)/python benchmarks/finetuning.py
+	for name in serving training data start_up learning scale; do \
+		$(BIN)/python benchmarks/$$name.py --quick --output=$(RESULTS) $(if $(BASELINES),--baselines=$(BASELINES)) \
+			|| echo "benchmarks/$$name.py failed"; \
+	done
+	$(BIN)/python benchmarks/report.py --print=$(RESULTS)
 
 # A real pretrained BERT, small, in Hugging Face's form. --no-deps: its metadata asks for PyTorch, of which nothing here
 # has any use.

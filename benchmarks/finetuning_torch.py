@@ -1,10 +1,11 @@
-"""Baseline of finetuning.py in PyTorch: a plain loop of transformers with rows and recipe.
+"""Fine-tuning of training.py and learning.py in PyTorch: a plain loop of transformers.
 
 It runs in the baselines' environment. The models are AutoModelFor.... Batches are padded to their
 longest example and come in the order that bert_tf draws. Training uses fused AdamW, 10% warm-up,
 linear decay to 0, clipping and dropout 0.1.
 """
 
+import itertools
 import json
 import math
 import pathlib
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 from pretraining_step_torch import autocast, parameter_groups
-from task_recipes import WARMUP_STEPS
+from task_recipes import first_head
 
 IGNORED = -100
 STRIDE, MAX_QUERY, MAX_ANSWER = 128, 64, 30  # Tokens.
@@ -27,10 +28,10 @@ MODELS = {
 
 
 def measure(kind, rows, model, recipe, seed=1, max_steps=None):
-    """Train and return the rates, of all steps or of `max_steps` after WARMUP_STEPS.
+    """Train and return the Unix time after each step and its number of examples.
 
-    After a complete training the result also has "predictions": one label per row, one list of tags
-    per sentence, or {id: answer}.
+    Training ends after `max_steps`. After a complete one the result also has "predictions": one
+    label per row, one list of tags per sentence, or {id: answer}.
     """
     torch.manual_seed(seed)
     rows = json.loads(pathlib.Path(rows).read_text(encoding="utf-8"))
@@ -38,35 +39,17 @@ def measure(kind, rows, model, recipe, seed=1, max_steps=None):
     labels, windows_of = labels_of(kind, rows["train"]), WINDOWS[kind]
     windows = windows_of(rows["train"], tokenizer, recipe["max_seq_length"], labels)
     network = MODELS[kind].from_pretrained(model, num_labels=max(len(labels), 2))
-    metrics = _train(network, windows, tokenizer.pad_token_id, recipe, seed, max_steps)
+    pad, ends, examples = tokenizer.pad_token_id, [time.time()], []
+    steps = updates(network, windows, pad, recipe, seed)
+    for _, count in itertools.islice(steps, max_steps):
+        ends.append(time.time())
+        examples.append(count)
     if max_steps:
-        return metrics
-    start = time.perf_counter()
+        return {"ends": ends, "examples": examples}
     test = windows_of(rows["test"], tokenizer, recipe["max_seq_length"], labels)
-    outputs = outputs_of(network.eval(), test, tokenizer.pad_token_id, recipe["precision"])
+    outputs = outputs_of(network.eval(), test, pad, recipe["precision"])
     predictions = PREDICTIONS[kind](rows["test"], test, outputs, labels)
-    seconds = round(time.perf_counter() - start, 1)
-    return {**metrics, "evaluation_seconds": seconds, "predictions": predictions}
-
-
-def _train(network, windows, pad, recipe, seed, max_steps):
-    total = recipe["epochs"] * math.ceil(len(windows) / recipe["global_batch_size"])
-    last = WARMUP_STEPS + max_steps if max_steps else total
-    if last > total:
-        raise ValueError(f"--max_steps={max_steps}: training has no {last} steps")
-    begin, first, examples = time.perf_counter(), 0, 0
-    made = updates(network, windows, pad, recipe, seed)
-    for step, (_, count) in zip(range(1, last + 1), made, strict=False):
-        examples += count
-        if max_steps and step == WARMUP_STEPS:
-            begin, first, examples = time.perf_counter(), step, 0
-    seconds = time.perf_counter() - begin
-    return {
-        "training_seconds": round(seconds, 1),
-        "examples": examples,
-        "examples_per_second": round(examples / seconds, 1),
-        "seconds_per_step": round(seconds / (last - first), 4),
-    }
+    return {"ends": ends, "examples": examples, "predictions": predictions}
 
 
 def updates(network, windows, pad, recipe, seed):
@@ -243,3 +226,28 @@ def _answers(rows, windows, outputs, labels):
 
 WINDOWS = {"classification": _texts, "conll": _sentences, "squad": _questions}
 PREDICTIONS = {"classification": _classes, "conll": _tags, "squad": _answers}
+
+
+def train_seeds(directory, recipe, seeds):
+    """Train with each seed, as finetuning_tensorflow does; return losses and accuracies."""
+    directory, kind = pathlib.Path(directory), "classification"
+    rows = json.loads((directory / "rows.json").read_text(encoding="utf-8"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory / "encoder")
+    labels, pad = labels_of(kind, rows["train"]), tokenizer.pad_token_id
+    train, test = (
+        WINDOWS[kind](rows[part], tokenizer, recipe["max_seq_length"], labels)
+        for part in ("train", "test")
+    )
+    trainings = []
+    for seed in seeds:
+        network = MODELS[kind].from_pretrained(directory / "encoder", num_labels=len(labels))
+        kernel = first_head(seed, network.config.hidden_size, len(labels))
+        with torch.no_grad():
+            network.classifier.weight.copy_(torch.from_numpy(kernel.T))
+            network.classifier.bias.zero_()
+        torch.manual_seed(seed)
+        losses = [float(loss) for loss, _ in updates(network, train, pad, recipe, seed)]
+        logits = np.stack(outputs_of(network.eval(), test, pad, recipe["precision"]))
+        hits = logits.argmax(axis=1) == np.array([window["labels"] for window in test])
+        trainings.append({"losses": losses, "accuracy": float(100 * hits.mean())})
+    return {"trainings": trainings}

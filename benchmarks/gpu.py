@@ -1,6 +1,6 @@
 """Check and measure training and serving on a GPU.
 
-    python benchmarks/gpu.py --minutes=8 --output=results/gpu.json
+    python benchmarks/gpu.py --minutes=8
 
 Each part runs in a process of its own with a time limit, so that a failure costs that part alone:
 
@@ -24,11 +24,13 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
 
 import numpy as np
+import results
 from pretraining_batch import Sizes, examples
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -535,23 +537,83 @@ def run_case(part, case, toy, seconds, limit):
     return {**json.loads(done.stdout.strip().splitlines()[-1]), "process_seconds": took}
 
 
+UNITS = {
+    "ms_per_step": ("", "ms"),
+    "median_ms": ("", "ms"),
+    "p90_ms": (" (90th percentile)", "ms"),
+    "sequences_per_second": ("", "sequences/s"),
+    "examples_per_second": ("", "examples/s"),
+    "tokens_per_second": ("", "tokens/s"),
+    "tokens_per_step": (" (per step)", "tokens"),
+    "peak_gb": ("", "GB"),
+    "first_step_seconds": (" (first step)", "s"),
+    "publish_seconds": (" (publish)", "s"),
+    "tflops": ("", "TFLOP/s"),
+    "matmul_tflops": ("matrix product", "TFLOP/s"),
+    "copy_gb_per_second": ("copy", "GB/s"),
+    "mfu": ("", "MFU"),
+    "loss": ("", "difference"),
+    "gradient_norm": (" (gradient norm)", "difference"),
+    "moments": (" (moments)", "difference"),
+}
+
+
+TABLES = {"pretraining": "Pretraining, bfloat16", "finetuning": "Fine-tuning, bfloat16"}
+
+
+def figures_of(cases):
+    """Return the figures of results.py: rates are means over the timed steps of one run."""
+    figures = []
+    for key, case in cases.items():
+        part, _, name = key.partition(": ")
+        program = "transformers" if part == "pytorch" else "bert_tf"
+        part = "pretraining" if part == "pytorch" else part
+        table = TABLES.get(part, part)
+        nested = {name: case}
+        if part == "equality":
+            nested = {of: values for of, values in case.items() if of.startswith("gpu")}
+        elif "texts" in case:
+            nested |= {f"{name}, {count} texts": of for count, of in case["texts"].items()}
+        for workload, values in nested.items():
+            title = workload_of(part, workload)
+            for field, (suffix, unit) in UNITS.items():
+                value = values.get(field)
+                if isinstance(value, int | float):
+                    row = {"table": table, "workload": title + suffix}
+                    single = {"repetitions": None, "min": None, "median": value, "max": None}
+                    figures.append({**row, "program": program, "unit": unit, **single})
+    return figures
+
+
+def workload_of(part, case):
+    """Return the workload of a case, such as "base, 256 x 128"."""
+    sizes = {"pretraining": {**PYTORCH, **PRETRAINING}, "finetuning": FINETUNING}.get(part, {})
+    if case not in sizes:
+        return case
+    model, options = case.split()[0], sizes[case][1]
+    variant = re.sub(r"^\w+ (\d+ x )?\d+( packed step)?,?", "", case).strip()
+    workload = f"{model}, {options['batch']} x {options['length']}"
+    return f"{workload}, {variant}" if variant else workload
+
+
 def main():
     """Run the parts from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--output", type=pathlib.Path)
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--cases", help="only cases whose name contains this text")
-    parser.add_argument("--toy", action="store_true")
-    parser.add_argument("--seconds", type=float, default=5.0, help="measured time per case")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
-    parser.add_argument("--case", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    flags = results.parser(__doc__)
+    flags.add_argument("--minutes", type=float, default=8.0)
+    flags.add_argument("--parts", default=",".join(PARTS))
+    flags.add_argument("--cases", help="only cases whose name contains this text")
+    flags.add_argument("--toy", action="store_true")
+    flags.add_argument("--seconds", type=float, default=5.0, help="measured time per case")
+    flags.add_argument("--part", help=argparse.SUPPRESS)
+    flags.add_argument("--case", default="", help=argparse.SUPPRESS)
+    flags.set_defaults(baselines=sys.executable)  # PyTorch is in the same environment.
+    options = flags.parse_args()
     if options.part:
         function = globals()[options.part]
         print(json.dumps(function(options.case, options.toy, options.seconds)))
         return
-    end, results = time.perf_counter() + 60 * options.minutes, {}
+    measured, cases = results.Results("gpu", options), {}
+    end = time.perf_counter() + 60 * options.minutes
     for part in options.parts.split(","):
         for case in PARTS[part]:
             if options.cases and options.cases not in case:
@@ -561,11 +623,12 @@ def main():
             if left > 5:
                 limit = min(left, LIMITS[part] * options.minutes / 8)
                 result = run_case(part, case, options.toy, options.seconds, limit)
-            results[f"{part}: {case}".removesuffix(": ")] = result
+            cases[f"{part}: {case}".removesuffix(": ")] = result
             print(f"{part}: {case}: {json.dumps(result)}", flush=True)
-            if options.output:
-                options.output.parent.mkdir(parents=True, exist_ok=True)
-                options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            if "failed" in result and part != "equality":
+                measured.record["left_out"][f"{part}: {case}"] = result["failed"][-300:]
+            measured.record["figures"] = figures_of(cases)
+            measured.save()  # After each case, since the machine is lent for minutes.
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pathlib
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 
 THREADS = "2"
@@ -35,41 +36,41 @@ def call(function, python=sys.executable, threads=THREADS, **arguments):
         **arguments: Arguments of the function, which are sent as JSON.
 
     Returns:
-        The function's dict, with "peak_mb" and "process_seconds" of the process.
+        The function's dict, with "peak_mb" and "process_seconds" of the process, and "started", the
+        Unix time of its start.
 
     Raises:
         Failed: If the process fails.
     """
-    start = time.perf_counter()
+    start, started = time.perf_counter(), time.time()
     environment = {**OF_CHILD, **dict.fromkeys(OF_THREADS, threads)}
     paths = [str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    done = subprocess.run(
-        [python, __file__, function, json.dumps(arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )
+    with tempfile.TemporaryDirectory() as directory:
+        file = pathlib.Path(directory, "arguments.json")
+        file.write_text(json.dumps(arguments), encoding="utf-8")
+        done = subprocess.run(
+            [python, __file__, function, file],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise Failed(f"{function}: {said[-1]}")
     return {
         **json.loads(done.stdout.splitlines()[-1]),
         "process_seconds": round(time.perf_counter() - start, 1),
+        "started": started,
     }
-
-
-def append(path, record):
-    """Append a JSON line to a file, and create its directory if it does not exist."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as lines:
-        lines.write(json.dumps(record) + "\n")
 
 
 def main(function, arguments):
     """Call a function in this process and print its result as JSON."""
     module, name = function.split(".")
+    arguments = json.loads(pathlib.Path(arguments).read_text(encoding="utf-8"))
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone.
-        prediction = getattr(importlib.import_module(module), name)(**json.loads(arguments))
+        prediction = getattr(importlib.import_module(module), name)(**arguments)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({**prediction, "peak_mb": round(peak * 1024 / 1e6)}))
 

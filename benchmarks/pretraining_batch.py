@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import statistics
 import time
 
 import numpy as np
@@ -60,18 +59,10 @@ def examples(sizes):
 
 
 def timed(step, steps, uncounted=WARMUP_STEPS):
-    """Call `step` and return the median and the mean of the calls after `uncounted` ones."""
-    seconds = []
+    """Call `step`, and return the milliseconds of each of the calls after `uncounted` ones."""
+    milliseconds = []
     for _ in range(uncounted + steps):
         start = time.perf_counter()
         step()
-        seconds.append(time.perf_counter() - start)
-    return summary(seconds[uncounted:])
-
-
-def summary(seconds):
-    """Return the median and the mean in milliseconds."""
-    return {
-        "median_ms": round(1000 * statistics.median(seconds), 1),
-        "mean_ms": round(1000 * statistics.mean(seconds), 1),
-    }
+        milliseconds.append(1000 * (time.perf_counter() - start))
+    return {"ms": milliseconds[uncounted:]}

@@ -1,4 +1,4 @@
-"""TensorFlow backends of pretraining_step.py: the step alone, the complete loop, keras-hub.
+"""Pretraining steps of training.py and scale.py in TensorFlow: bert_tf and keras-hub.
 
 Each function is called in a separate process and returns metrics.
 """
@@ -6,11 +6,7 @@ Each function is called in a separate process and returns metrics.
 # ruff: noqa: E402  TensorFlow is imported as in the commands, before what imports it.
 
 import itertools
-import json
-import math
 import os
-import pathlib
-import tempfile
 import time
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -21,21 +17,16 @@ import_tensorflow()  # As in the commands.
 
 import keras
 import tensorflow as tf
-from pretraining_batch import POSITIONS, WARMUP_STEPS, Sizes, examples, summary, timed
+from pretraining_batch import POSITIONS, WARMUP_STEPS, Sizes, examples, timed
 
 from bert_tf.config import BertConfig
-from bert_tf.data.batches import PretrainingDataset, flatten_examples, pad_examples
-from bert_tf.planning.training import flops_per_token
+from bert_tf.data.batches import flatten_examples, pad_examples
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
-from bert_tf.pretraining.recipe import pretrain
-from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.train.distribution import use_precision
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
 
 LAYOUTS = {"padded": pad_examples, "flat": flatten_examples}
-LOG_EVERY, UNCOUNTED_LINES = 5, 4
-SAVE_EVERY = PretrainSettings.__dataclass_fields__["save_every"].default
 
 
 def bare(sizes, layout, precision, steps, recompute=False, uncounted=WARMUP_STEPS):
@@ -50,52 +41,7 @@ def bare(sizes, layout, precision, steps, recompute=False, uncounted=WARMUP_STEP
     # The layout is part of the dataset, so that static shapes are the same as in training.
     batches = tf.data.Dataset.from_tensors(examples(sizes)).map(LAYOUTS[layout]).map(to_batch)
     iterator = iter(batches.cache().repeat().prefetch(1))
-    return {
-        **timed(lambda: float(step(iterator)["loss"]), steps, uncounted),
-        "tokens_a_step": sizes.tokens,
-        "flops_a_step": 3 * forward_flops(sizes, sizes.predictions),
-    }
-
-
-def loop(sizes, shards, precision, steps):
-    """Time the recipe on shards, with reading, logging, metrics and its fraction of checkpoints.
-
-    There is a log line every LOG_EVERY steps, and the time between two lines is counted. The first
-    lines are skipped: kernels are built then, once per number of tokens in a training.
-    """
-    sizes = Sizes(**sizes)
-    times = []
-    with tempfile.TemporaryDirectory() as directory:
-        config = pathlib.Path(directory, "config.json")
-        config.write_text(json.dumps(config_of(sizes).to_dict()), encoding="utf-8")
-        settings = PretrainSettings(
-            shards=(shards,),
-            output_dir=f"{directory}/run",
-            config=str(config),
-            num_train_steps=LOG_EVERY * (UNCOUNTED_LINES + math.ceil(steps / LOG_EVERY)),
-            global_batch_size=sizes.batch,
-            precision=precision,
-            log_every=LOG_EVERY,
-        )
-        is_timed = ("step ", "finished: ")
-        run = pretrain(
-            settings,
-            lambda line: times.append(time.perf_counter()) if line.startswith(is_timed) else None,
-        )
-        data = PretrainingDataset(shards, run.vocabulary, run.config)
-        batches = data.training_batches(data.position(0, 0), sizes.batch, pad_examples)
-        masks = [batch["input_mask"] for batch in batches.take(settings.num_train_steps)]
-    *lines, end = times
-    save_seconds, counted = end - lines[-1], lines[UNCOUNTED_LINES - 1 :]
-    save_fraction = save_seconds / SAVE_EVERY
-    seconds = [
-        (now - before) / LOG_EVERY + save_fraction for before, now in itertools.pairwise(counted)
-    ]
-    return {
-        **summary(seconds),
-        "tokens_a_step": round(float(tf.reduce_mean(tf.reduce_sum(masks, axis=[1, 2])))),
-        "checkpoint_seconds": round(save_seconds, 2),
-    }
+    return timed(lambda: float(step(iterator)["loss"]), steps, uncounted)
 
 
 def keras_hub_fit(sizes, precision, steps, jit):
@@ -141,8 +87,7 @@ def keras_hub_fit(sizes, precision, steps, jit):
         verbose=0,
     )
     times = [now for now, _ in ends[WARMUP_STEPS - 1 :]]
-    seconds = [now - before for before, now in itertools.pairwise(times)]
-    return {**summary(seconds), "tokens_a_step": sizes.tokens}
+    return {"ms": [1000 * (now - before) for before, now in itertools.pairwise(times)]}
 
 
 def config_of(sizes):
@@ -155,8 +100,3 @@ def config_of(sizes):
         intermediate_size=sizes.inner,
         max_position_embeddings=POSITIONS,
     )
-
-
-def forward_flops(sizes, predictions):
-    """Return the FLOPs of a batch's forward pass, matrix products alone."""
-    return sizes.tokens * flops_per_token(config_of(sizes), sizes.length, predictions) / 3

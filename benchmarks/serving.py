@@ -1,232 +1,210 @@
-"""Compare a served BERT with keras-nlp, transformers, ONNX Runtime, OpenVINO and CTranslate2.
+"""How fast is a served BERT, and how much memory does it take, next to other libraries?
 
-    python benchmarks/serving.py --data=DIR [--baselines=PYTHON] [--precision=bfloat16|int8]
-    [--output=OUT]
+    python benchmarks/serving.py --quick                            (three minutes)
+    python benchmarks/serving.py [--baselines=PYTHON]               (an hour per precision)
 
-The task is classification of texts into three labels, from strings to probabilities with
-tokenizing, on two processors. All backends have a BERT-base with the same weights. Before timing,
-their probabilities are compared with those of the trained model in float32. DIR contains
-text/books.txt with one sentence per line. PYTHON is the interpreter of an environment with torch,
-transformers, tokenizers, onnx, onnxscript, onnxruntime, openvino, nncf and ctranslate2. Backends
-that are not installed, or that do not have the precision, are skipped with a reason.
+A BERT-base with random weights classifies texts into three labels, from strings to probabilities
+with tokenizing, on two cores. All programs have the same weights. Before anything is timed, their
+probabilities are compared with those of the trained model in float32. PYTHON is an interpreter with
+torch and transformers, and for the other programs with tokenizers, onnx, onnxscript, onnxruntime,
+openvino, nncf and ctranslate2. What is not installed, or has no such precision, is left out.
 
-    ours            the exported SavedModel, with tf.saved_model.load
-    litert          the file of export_litert (int8: dynamic), tokens and padding by bert_tf
-    keras-nlp       a BertTextClassifier in a SavedModel, with 128 tokens (long texts: 512)
+    bert_tf         the exported SavedModel, with tf.saved_model.load
+    bert_tf, LiteRT the file of export_litert (int8: dynamic), tokens and padding by bert_tf
+    keras-hub       a BertTextClassifier in a SavedModel, with 128 tokens (long texts: 512)
     transformers    on PyTorch, batches padded to their longest text
-    onnxruntime, openvino    the same model, exported by PyTorch, dynamic shapes, same padding
-    ctranslate2     the same encoder, padded by CTranslate2; the head is computed in numpy
+    ONNX Runtime, OpenVINO    the same model, exported by PyTorch, dynamic shapes, same padding
+    CTranslate2     the same encoder, padded by CTranslate2; the head is computed in numpy
 
-With --precision=bfloat16, ours is the bfloat16 export, the Keras and PyTorch models have this
-dtype, and openvino has it as precision hint. A processor without bfloat16 emulates it slowly, so
-that times are meaningless there. With --precision=int8, keras-nlp has Keras' and transformers
-PyTorch's dynamic quantization; for the others see serving_conversions.py.
-
-Every backend, kind of text and round has a separate process; the backends alternate. Metrics are
-medians of the rounds. A process receives one text (cold start: time since the start of the
-process, of which imports are a part that a server without Python does not have), then eight, then
-up to five of other lengths. Then it receives all texts twice for each batch size. Only the second
-pass counts, since a running server has seen the shapes before. Batch sizes above the number of
-texts are skipped. Prints Markdown tables; writes serving.jsonl, one line per measurement,
-and serving.png to OUT.
+Every program, kind of text and round has a process of its own; the programs alternate. A process
+receives one text, which ends its start, then all texts once for each batch size, since a running
+server has seen the shapes before, and then --passes times. A latency is the median of a pass.
 """
 
-import argparse
 import json
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 
 # No heavy imports here: the ru_maxrss of a process starts with that of its parent.
-import serving_report
-from serving_catalog import BACKENDS, PRECISIONS, present, python_of
-from serving_process import THREADS, WARM_UP
+import own_process
+import results
 
-HERE = pathlib.Path(__file__).resolve().parent
-COUNTS = {"short": 256, "mixed": 128, "long": 32}
-BATCHES = (1, 16, 64)
+MODELS, MEASURE = "serving_models", "serving_backends"
+TITLES = {
+    "ours": "bert_tf",
+    "litert": "bert_tf, LiteRT",
+    "keras_hub": "keras-hub",
+    "transformers": "transformers",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "ctranslate2": "CTranslate2",
+}
+OF_TORCH = ("torch", "transformers", "tokenizers")
+PACKAGES = {
+    "ours": (),
+    "litert": ("ai_edge_litert",),
+    "keras_hub": ("keras_hub",),
+    "transformers": OF_TORCH[:2],
+    "onnxruntime": (*OF_TORCH, "onnx", "onnxscript", "onnxruntime"),
+    "openvino": (*OF_TORCH, "openvino", "nncf"),
+    "ctranslate2": (*OF_TORCH, "ctranslate2"),
+}
+BASELINES = ("transformers", "onnxruntime", "openvino", "ctranslate2")
+WITHOUT_BFLOAT16 = ("litert", "onnxruntime", "ctranslate2")
+# Kind of text: number of texts, texts per request.
+QUICK = {"short": (32, (1, 16)), "long": (4, (1,))}
+COMPLETE = {"short": (64, (1, 16, 64)), "mixed": (64, (1, 16, 64)), "long": (16, (1, 16))}
 # Of probabilities. A BERT-base with random weights predicts nothing clearly, so roundings show:
 # int8 differs by up to 0.16. Without the attention mask, with the other segment or with two layers
 # swapped it is 0.36 to 0.93. Smaller mistakes are found in float32, in which the same code runs.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.25}
-CHECKED = 16  # Number of texts per kind.
+CHECKED = 4  # Number of texts per kind.
 
 
-def main(options):
+def main():
     """Run the benchmark from the command line."""
-    available = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(available)[:THREADS])  # Child processes inherit it.
-    backends = present(options.backends, options.precision, options.baselines)
-    with tempfile.TemporaryDirectory() as name:
-        directory = pathlib.Path(name)
-        machine = json.loads(run(sys.executable, "serving_machine.py", directory, {}))
-        print(serving_report.machine(machine), flush=True)
-        prepare(directory, backends, options)
-        texts = json.loads((directory / "texts.json").read_text(encoding="utf-8"))
-        check(directory, backends, texts, options)
-        lines = list(measure(directory, backends, texts, options))
-    title = (
-        f"BERT-{options.model_size}, {options.precision}, on two processors; "
-        f"medians of {options.rounds} rounds"
+    parser = results.parser(__doc__)
+    parser.add_argument("--programs", default=",".join(TITLES))
+    parser.add_argument("--precision", help="default: float32, and without --quick what is fast")
+    parser.add_argument("--model_size", choices=("tiny", "base"), default="base")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--passes", type=int, default=3)
+    options = parser.parse_args()
+    if options.baselines and not shutil.which(options.baselines):
+        parser.error(f"--baselines={options.baselines}: no such program")
+    if unknown := sorted(set(options.programs.split(",")) - set(TITLES)):
+        parser.error(f"--programs={unknown[0]}: expected some of {', '.join(TITLES)}")
+    kinds, rounds = (QUICK, 1) if options.quick else (COMPLETE, 3)
+    precisions = options.precision.split(",") if options.precision else ["float32"]
+    if not options.precision and not options.quick:
+        precisions += ["bfloat16"] * results.has_feature("avx512_bf16") + ["int8"]
+    measured = results.Results("serving", options)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(own_process.THREADS)])
+    for precision in precisions:
+        backends = available(options, precision, measured)
+        with tempfile.TemporaryDirectory() as directory:
+            backends = prepare(directory, backends, precision, kinds, options, measured)
+            measure(
+                directory, backends, precision, kinds, options.rounds or rounds, options, measured
+            )
+        measured.save()
+
+
+def available(options, precision, measured):
+    """Return the available programs, and record why others are left out."""
+    found = []
+    for name in options.programs.split(","):
+        title = f"{TITLES[name]}, {precision}"
+        if precision == "bfloat16" and name in WITHOUT_BFLOAT16:
+            measured.leave_out(title, "no bfloat16 on processors")
+        elif precision == "int8" and name == "keras_hub":
+            measured.leave_out(title, "a request of 16 short texts takes ten seconds")
+        elif name in BASELINES and not options.baselines:
+            measured.leave_out(title, "--baselines is not set")
+        elif missing := not_installed(python_of(name, options), PACKAGES[name]):
+            measured.leave_out(title, f"{', '.join(missing)} not installed")
+        else:
+            found.append(name)
+    return found
+
+
+def not_installed(python, packages):
+    """Return the packages that an interpreter cannot import."""
+    return own_process.call(f"{MEASURE}.not_installed", python=python, packages=packages)["missing"]
+
+
+def python_of(name, options):
+    """Return the interpreter of a program."""
+    return options.baselines if name in BASELINES else sys.executable
+
+
+def prepare(directory, backends, precision, kinds, options, measured):
+    """Write texts and models, and return the programs with the expected probabilities."""
+    plan = {"directory": directory, "precision": precision, "backends": backends}
+    counts = {kind: count for kind, (count, _) in kinds.items()}
+    own_process.call(
+        f"{MODELS}.write", counts=counts, checked=CHECKED, model_size=options.model_size, **plan
     )
-    if options.output:
-        serving_report.draw(lines, backends, title, options.output / "serving.png")
-    for kind, (_, lengths) in texts.items():
-        mean = sum(lengths) / len(lengths)
-        print(f"{kind}: {len(lengths)} texts, {min(lengths)} to {max(lengths)} tokens, {mean:.1f}")
-    print(f"{title}\n")
-    print(serving_report.throughput_table(lines, backends))
-    print(serving_report.latency_table(lines, backends))
-    print(serving_report.start_up_table(lines, backends))
+    if set(backends) & set(BASELINES):
+        own_process.call(f"{MEASURE}.convert", python=options.baselines, **plan)
+    texts = json.loads(pathlib.Path(directory, "texts.json").read_text(encoding="utf-8"))
+    right = []
+    for name in backends:
+        differences = []
+        try:
+            for kind, of_kind in texts.items():
+                answered = call(directory, name, kind, precision, options, "predictions")
+                pairs = zip(answered["rows"], of_kind["expected"], strict=True)
+                differences += [abs(a - b) for pair in pairs for a, b in zip(*pair, strict=True)]
+        except own_process.Failed as failure:
+            measured.leave_out(f"{TITLES[name]}, {precision}", failure)
+            continue
+        print(f"{TITLES[name]}, {precision}: differs by at most {max(differences):.1e}")
+        if max(differences) <= TOLERANCE[precision]:
+            right.append(name)
+        else:
+            reason = f"probabilities differ by {max(differences):.1e}"
+            measured.leave_out(f"{TITLES[name]}, {precision}", reason)
+    return right
 
 
-def measure(directory, backends, texts, options):
-    """Yield one dict per measurement, after writing it to serving.jsonl."""
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-    with open(options.output / "serving.jsonl" if options.output else os.devnull, "w") as file:
-        for number in range(options.rounds):
-            for kind, (chosen, lengths) in texts.items():
-                for backend in backends:
-                    print(f"round {number}: {kind}, {backend}", file=sys.stderr, flush=True)
-                    about = {"backend": backend, "texts": kind, "precision": options.precision}
-                    result = ask(directory, backend, kind, chosen, lengths, "times", options)
-                    for metrics in (result["process"], *result["passes"]):
-                        line = {**about, "round": number, **rounded(metrics)}
-                        print(json.dumps(line), file=file, flush=True)
-                        yield line
-
-
-def prepare(directory, backends, options):
-    """Write the texts and the models of all backends to `directory`."""
-    plan = {
-        "directory": str(directory),
-        "data": str(options.data),
-        "texts": options.texts,
-        "checked": CHECKED,
-        "backends": backends,
-        "model_size": options.model_size,
-        "precision": options.precision,
-    }
-    run(sys.executable, "serving_models.py", directory, plan)
-    if any(BACKENDS[backend].is_baseline for backend in backends):
-        run(options.baselines, "serving_conversions.py", directory, plan)
-
-
-def check(directory, backends, texts, options):
-    """Exit unless all backends return the expected probabilities for some texts of each kind."""
-    expected = json.loads((directory / "expected.json").read_text(encoding="utf-8"))
-    tolerance = TOLERANCE[options.precision]
-    for kind, (chosen, lengths) in texts.items():
-        some = chosen[:CHECKED], lengths[:CHECKED]
-        spread = max(max(column) - min(column) for column in zip(*expected[kind], strict=True))
-        for backend in backends:
-            actual = ask(directory, backend, kind, *some, "predictions", options)
-            difference = max(
-                abs(value - reference)
-                for rows in zip(actual, expected[kind], strict=True)
-                for value, reference in zip(*rows, strict=True)
-            )
-            print(
-                f"{kind}: probabilities of {backend} differ by at most {difference:.1e} from "
-                f"the trained model in float32; their range is {spread:.2f}",
-                flush=True,
-            )
-            if not difference <= tolerance:
-                sys.exit(f"difference above {tolerance}: the models are not equal")
-
-
-def ask(directory, backend, kind, texts, lengths, expected, options):
-    """Run a plan in a separate process, see serving_process.py, and return its result."""
-    model = {"keras-nlp": f"keras-nlp-{512 if kind == 'long' else 128}"}
+def call(directory, name, kind, precision, options, function, **arguments):
+    """Call a function of serving_backends.py in a process of a program."""
+    model = {"keras_hub": f"keras_hub-{512 if kind == 'long' else 128}"}
     model["transformers"] = "huggingface"
-    result = directory / "result.json"
-    plan = {
-        "backend": backend,
-        "model": str(directory / model.get(backend, backend)),
-        "precision": options.precision,
-        "texts": texts,
-        "lengths": lengths,
-        "batches": [batch for batch in BATCHES if batch <= len(texts)],
-        "output": expected,
-        "result": str(result),
-    }
-    script = "serving_baselines.py" if BACKENDS[backend].is_baseline else "serving_backends.py"
-    run(python_of(backend, options.baselines), script, directory, plan)
-    return json.loads(result.read_text(encoding="utf-8"))
-
-
-def run(python, script, directory, plan):
-    """Run a script with a plan, return its output, and exit with it if the script fails."""
-    path = directory / "plan.json"
-    path.write_text(json.dumps({**plan, "started": time.time()}), encoding="utf-8")
-    done = subprocess.run(
-        [python, HERE / script, path], capture_output=True, text=True, errors="replace"
+    return own_process.call(
+        f"{MEASURE}.{function}",
+        python=python_of(name, options),
+        backend=name,
+        model=str(pathlib.Path(directory, model.get(name, name))),
+        precision=precision,
+        texts=str(pathlib.Path(directory, "texts.json")),
+        kind=kind,
+        **arguments,
     )
-    if done.returncode:
-        said = (done.stdout + done.stderr)[-3000:]
-        sys.exit(
-            f"{said}\n{script}: exit status {done.returncode}: {plan.get('backend', 'models')}"
-        )
-    return done.stdout
 
 
-def rounded(metrics):
-    """Round the floats to four digits."""
-    return {
-        name: float(f"{value:.4g}") if isinstance(value, float) else value
-        for name, value in metrics.items()
-    }
+def measure(directory, backends, precision, kinds, rounds, options, measured):
+    """Time all programs in turns and record their figures."""
+    found = {}
+    for _ in range(rounds):
+        for kind, (_, batches) in kinds.items():
+            for name in backends:
+                timed = call(
+                    directory,
+                    name,
+                    kind,
+                    precision,
+                    options,
+                    "times",
+                    batches=batches,
+                    passes=options.passes,
+                )
+                for key, values in figures_of(kind, timed).items():
+                    found.setdefault(key, {}).setdefault(name, []).extend(values)
+    for (workload, unit), programs in found.items():
+        for name, values in programs.items():
+            measured.add(f"Serving, {precision}", workload, TITLES[name], unit, values)
 
 
-def list_of(names):
-    """Return a parser of comma-separated names."""
-
-    def parse(value):
-        chosen = value.split(",")
-        if unknown := sorted(set(chosen) - set(names)):
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r}: expected one of {', '.join(names)}")
-        return chosen
-
-    return parse
-
-
-def counts(value):
-    """Parse numbers of texts: "short:64,long" becomes {"short": 64, "long": 32}."""
-    result = {}
-    for part in value.split(","):
-        kind, _, count = part.partition(":")
-        if kind not in COUNTS or not (count or "16").isdigit() or int(count or 16) < 2 * WARM_UP:
-            raise argparse.ArgumentTypeError(
-                f"{part!r}: expected one of {', '.join(COUNTS)}, or KIND:NUMBER with a number >= "
-                f"{2 * WARM_UP}"
-            )
-        result[kind] = int(count) if count else COUNTS[kind]
-    return result
+def figures_of(kind, timed):
+    """Return {(workload, unit): values} of a process."""
+    figures = {}
+    for batch, values in timed["batches"].items():
+        if batch == "1":
+            figures[f"{kind} texts, one per request", "ms"] = values["median_ms"]
+        else:
+            figures[f"{kind} texts, {batch} per request", "texts/s"] = values["texts_per_second"]
+    if kind == "short":
+        imported, _, answered = (second - timed["started"] for second in timed["clock"])
+        figures["Python and imports", "s"] = [imported]
+        figures["load and first answer", "s"] = [answered - imported]
+        figures["peak memory, short texts", "MB"] = [timed["peak_mb"]]
+    return figures
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data = os.environ.get("BERT_TF_DATA")
-    parser.add_argument("--data", type=pathlib.Path, default=data, required=data is None)
-    parser.add_argument("--baselines", metavar="PYTHON")
-    parser.add_argument("--backends", type=list_of(BACKENDS), default=list(BACKENDS))
-    parser.add_argument("--texts", type=counts, default=dict(COUNTS), help="short:64,mixed,long:16")
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
-    parser.add_argument("--model_size", choices=("tiny", "base"), default="base")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=pathlib.Path)
-    arguments = parser.parse_args()
-    if not (pathlib.Path(arguments.data) / "text" / "books.txt").is_file():
-        parser.error(f"--data={arguments.data}: text/books.txt is missing")
-    if arguments.baselines and not shutil.which(arguments.baselines):
-        parser.error(f"--baselines={arguments.baselines}: no such program")
-    if arguments.rounds < 1:
-        parser.error(f"--rounds={arguments.rounds}: expected an integer >= 1")
-    main(arguments)
+    main()

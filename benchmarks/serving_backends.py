@@ -1,13 +1,78 @@
-"""Backends of benchmarks/serving.py that need no PyTorch: SavedModels and a LiteRT file.
+"""Programs of serving.py: load a model, and time requests to it, in a process of its own.
 
-The plan is one of serving_process.py.
+Nothing is imported before its time is taken. Batches are padded to their longest text. `convert`
+writes the models of programs that need another format than the Hugging Face directory of
+serving_models.py, in their environment. Of int8 there are four kinds:
+
+    transformers   PyTorch's dynamic quantization of linear layers, when the model is loaded
+    onnxruntime    dynamic quantization of the matrix products by constants: int8 weights with a
+                   scale per column, activations quantized in every call
+    openvino       post-training quantization by NNCF: int8 weights, and activations whose ranges
+                   are fitted to a calibration set of 32 texts per kind, none of which is measured
+    ctranslate2    int8 weights with a scale per row, activations quantized per row in every call
 """
 
-import os
+import importlib
+import importlib.util
+import json
+import pathlib
+import shutil
+import statistics
+import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import results
 
-from serving_process import THREADS, plan_of_this_process, work
+THREADS = 2
+MAX_LENGTH = 512  # Tokens per text, at most.
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def not_installed(packages):
+    """Return the packages that this interpreter cannot import."""
+    return {"missing": [name for name in packages if not importlib.util.find_spec(name)]}
+
+
+def predictions(backend, model, precision, texts, kind):
+    """Return the probabilities of the texts that have expected ones."""
+    chosen = json.loads(pathlib.Path(texts).read_text(encoding="utf-8"))[kind]
+    modules, load = BACKENDS[backend]
+    for name in modules:
+        importlib.import_module(name)
+    predict = load(model, precision)
+    return {"rows": predict(chosen["texts"][: len(chosen["expected"])]).tolist()}
+
+
+def times(backend, model, precision, texts, kind, batches, passes):
+    """Return the Unix times of a start, and medians and rates of `passes` over all texts."""
+    modules, load = BACKENDS[backend]
+    for name in modules:  # A server in another language has no imports.
+        importlib.import_module(name)
+    clock = [time.time()]
+    predict = load(model, precision)
+    clock.append(time.time())
+    chosen = json.loads(pathlib.Path(texts).read_text(encoding="utf-8"))[kind]["texts"]
+    predict(chosen[:1])
+    clock.append(time.time())
+    found = {}
+    for batch in batches:
+        requests = [chosen[start : start + batch] for start in range(0, len(chosen), batch)]
+        timed(predict, requests)  # A running server has seen the shapes before.
+        seconds = [timed(predict, requests) for _ in range(passes)]
+        found[str(batch)] = {
+            "median_ms": [1000 * statistics.median(of_pass) for of_pass in seconds],
+            "texts_per_second": [len(chosen) / sum(of_pass) for of_pass in seconds],
+        }
+    return {"clock": clock, "batches": found}
+
+
+def timed(predict, requests):
+    """Return the seconds of each request, sent one after the other."""
+    seconds = []
+    for texts in requests:
+        start = time.perf_counter()
+        predict(texts)
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def load_saved_model(model, precision):
@@ -30,15 +95,214 @@ def load_litert(model, precision):
     return lambda texts: served(tf.constant(texts))["probabilities"].numpy()
 
 
+def load_transformers(model, precision):
+    """Return a function from strings to probabilities; int8 is PyTorch's dynamic quantization."""
+    import torch
+    from transformers import AutoTokenizer, BertForSequenceClassification
+
+    torch.set_num_threads(THREADS)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    classifier = BertForSequenceClassification.from_pretrained(model).eval()
+    if precision == "int8":
+        classifier = torch.ao.quantization.quantize_dynamic(classifier, {torch.nn.Linear})
+    else:
+        classifier = classifier.to(getattr(torch, precision))
+
+    @torch.inference_mode()
+    def prediction(texts):
+        inputs = tokenizer(
+            texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
+        )
+        return torch.softmax(classifier(**inputs).logits.float(), -1).numpy()
+
+    return prediction
+
+
+def load_onnxruntime(model, precision):
+    """Return a function from strings to probabilities, with ONNX Runtime."""
+    import onnxruntime
+
+    encode = tokenizer_of(model)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    session = onnxruntime.InferenceSession(
+        f"{model}/model.onnx", options, providers=["CPUExecutionProvider"]
+    )
+    return lambda texts: _softmax(session.run(None, encode(texts))[0])
+
+
+def load_openvino(model, precision):
+    """Return a function from strings to probabilities, with OpenVINO."""
+    import openvino
+
+    encode = tokenizer_of(model)
+    hints = {
+        "INFERENCE_NUM_THREADS": THREADS,
+        "PERFORMANCE_HINT": "LATENCY",  # A single request uses all threads.
+        # In int8 the model itself says which products are quantized.
+        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bfloat16" else "f32",
+    }
+    compiled = openvino.Core().compile_model(f"{model}/model.xml", "CPU", hints)
+    return lambda texts: _softmax(compiled(encode(texts))[0])
+
+
+def load_ctranslate2(model, precision):
+    """Return a function from strings to probabilities, with CTranslate2 and a head in numpy."""
+    import ctranslate2
+    import numpy as np
+
+    tokenizer = _tokenizer(model)  # CTranslate2 pads lists of ids itself.
+    head = dict(np.load(f"{model}/head.npz"))
+    encoder = ctranslate2.Encoder(model, compute_type=precision, intra_threads=THREADS)
+
+    def prediction(texts):
+        ids = [text.ids for text in tokenizer.encode_batch(texts)]
+        pooled = np.array(encoder.forward_batch(ids).pooler_output)
+        return _softmax(pooled @ head["kernel"] + head["bias"])
+
+    return prediction
+
+
+def tokenizer_of(model):
+    """Return a function from strings to int64 `(B, L)` per input, with the library tokenizers."""
+    import numpy as np
+
+    tokenizer = _tokenizer(model)
+    tokenizer.enable_padding()
+
+    def encode(texts):
+        encoded = tokenizer.encode_batch(texts)
+        fields = {
+            "input_ids": [text.ids for text in encoded],
+            "attention_mask": [text.attention_mask for text in encoded],
+            "token_type_ids": [text.type_ids for text in encoded],
+        }
+        return {name: np.array(values, np.int64) for name, values in fields.items()}
+
+    return encode
+
+
+def _tokenizer(model):
+    from tokenizers import BertWordPieceTokenizer
+
+    tokenizer = BertWordPieceTokenizer(f"{model}/vocab.txt", lowercase=True)
+    tokenizer.enable_truncation(MAX_LENGTH)
+    return tokenizer
+
+
+def _softmax(logits):
+    import numpy as np
+
+    exponents = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponents / exponents.sum(-1, keepdims=True)
+
+
 # With the modules whose import is timed. TF Text registers the operations that tokenizers need.
 SAVED_MODEL = ("tensorflow", "tensorflow_text"), load_saved_model
 BACKENDS = {
     "ours": SAVED_MODEL,
     "litert": (SAVED_MODEL[0], load_litert),
-    "keras-nlp": SAVED_MODEL,
+    "keras_hub": SAVED_MODEL,
+    "transformers": (("torch", "transformers.models.bert.modeling_bert"), load_transformers),
+    "onnxruntime": (("onnxruntime", "tokenizers"), load_onnxruntime),
+    "openvino": (("openvino", "tokenizers"), load_openvino),
+    "ctranslate2": (("ctranslate2", "tokenizers"), load_ctranslate2),
 }
 
 
-if __name__ == "__main__":
-    plan = plan_of_this_process()
-    work(plan, *BACKENDS[plan["backend"]])
+def convert(directory, precision, backends):
+    """Convert the Hugging Face directory for the programs that need another format."""
+    root = pathlib.Path(directory)
+    for backend, write in WRITERS.items():
+        if backend in backends:
+            write(root / "huggingface", root / backend, precision)
+            shutil.copy(root / "huggingface" / "vocab.txt", root / backend)
+    return {}
+
+
+def _write_onnx(source, directory, precision):
+    import torch
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    directory.mkdir()
+    path = directory / "model.onnx"
+    sizes = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens", max=MAX_LENGTH)}
+    torch.onnx.export(
+        _torch_model(source),
+        kwargs=_example(),
+        f=str(path),
+        dynamo=True,
+        opset_version=20,  # The first one with the tanh form of gelu as one operation.
+        dynamic_shapes=dict.fromkeys(INPUTS, sizes),
+        output_names=["logits"],
+        external_data=False,
+    )
+    if precision == "int8":
+        # The symbolic shapes of the exporter are complete, and this inference rejects them.
+        quant_pre_process(path, path, skip_symbolic_shape=True)
+        quantize_dynamic(
+            path,
+            path,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            # Products of 8 bits saturate without VNNI.
+            reduce_range=not (
+                results.has_feature("avx512_vnni") or results.has_feature("avx_vnni")
+            ),
+            weight_type=QuantType.QInt8,
+        )
+
+
+def _write_openvino(source, directory, precision):
+    import openvino
+
+    model = openvino.convert_model(
+        _torch_model(source), example_input=_example(), input=[(name, [-1, -1]) for name in INPUTS]
+    )
+    if precision == "int8":
+        import nncf
+
+        texts = json.loads((source.parent / "calibration.json").read_text(encoding="utf-8"))
+        encode = tokenizer_of(source)
+        model = nncf.quantize(
+            model,
+            nncf.Dataset([encode([text]) for text in texts]),
+            model_type=nncf.ModelType.TRANSFORMER,
+            target_device=nncf.TargetDevice.CPU,
+            subset_size=len(texts),
+        )
+    openvino.save_model(model, directory / "model.xml", compress_to_fp16=False)
+
+
+def _write_ctranslate2(source, directory, precision):
+    import numpy as np
+    from ctranslate2.converters import TransformersConverter
+
+    converter = TransformersConverter(str(source))
+    converter.convert(str(directory), quantization=None if precision == "float32" else precision)
+    head = _torch_model(source).classifier
+    np.savez(
+        directory / "head.npz",
+        kernel=head.weight.detach().numpy().T,
+        bias=head.bias.detach().numpy(),
+    )
+
+
+WRITERS = {
+    "onnxruntime": _write_onnx,
+    "openvino": _write_openvino,
+    "ctranslate2": _write_ctranslate2,
+}
+
+
+def _torch_model(source):
+    from transformers import BertForSequenceClassification
+
+    return BertForSequenceClassification.from_pretrained(source).eval()
+
+
+def _example():
+    import torch
+
+    return {name: torch.ones((2, 16), dtype=torch.int64) for name in INPUTS}

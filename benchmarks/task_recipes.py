@@ -1,4 +1,4 @@
-"""Recipes and data files of task_types.py and finetuning.py, without TensorFlow.
+"""Recipes and data files of training.py and learning.py, without TensorFlow.
 
 A recipe consists of FinetuneSettings with the files of its training and test rows. The files are in
 a directory of published datasets; the complaints are those of examples/.
@@ -70,12 +70,12 @@ TASKS = {
         "clinc150:test,oos_test",
     ),
 }
-WARMUP_STEPS = 10  # These steps are not timed: the graph and its kernels are built.
 TUNES_ON_DEV = ("hate_speech_rare", "anomaly", "squad2")
 
 
 def rows_file(data, path, name, scratch):
     """Return the path of a dataset's file; CLINC150's lists of pairs are converted to .csv."""
+    data = pathlib.Path(data)
     if ":" not in path:
         return data / path
     directory, splits = path.split(":")
@@ -114,3 +114,44 @@ def divided(train, scratch):
             ]
             csv.writer(lines).writerows([header, *chosen])
     return parts
+
+
+def baseline_rows(name, data, scratch):
+    """Return {"train": rows, "test": rows} of a task as bert_tf reads them, as plain JSON."""
+    from tasks.data.readers.rows import raise_bad_rows, read_rows
+    from tasks.data.readers.squad import read_questions
+    from tasks.data.readers.tagged import read_tagged
+
+    options, *paths = TASKS[name]
+    found = {}
+    for part, path in zip(("train", "test"), paths, strict=True):
+        path = rows_file(data, path, name, scratch)
+        if options["task"] == "classification":
+            text, label = options.get("text_column", "text"), options.get("label_column", "label")
+            found[part] = [
+                {"text": row.texts[text], "label": row.texts[label]}
+                for row in raise_bad_rows(read_rows(path, (text, label)))
+            ]
+        elif options["task"] == "conll":
+            found[part] = [row.label._asdict() for row in raise_bad_rows(read_tagged(path))]
+        else:
+            found[part] = [
+                {"id": row.id, **row.texts, "answers": row.label}
+                for row in raise_bad_rows(read_questions(path))
+            ]
+    if options["task"] == "squad":  # bert_tf also skips questions whose answer is in no window.
+        found["train"] = [row for row in found["train"] if _is_learned_from(row)]
+    return found
+
+
+def _is_learned_from(row):
+    """Return whether a question's first answer is at its annotated position."""
+    text, start = row["answers"][0]
+    return text and start >= 0 and row["context"][start : start + len(text)] == text
+
+
+def first_head(seed, hidden, classes):
+    """Return the initial kernel `(H, C)` of a head for all libraries. The bias is 0."""
+    import numpy as np
+
+    return np.random.default_rng(seed).normal(0, 0.02, (hidden, classes)).astype(np.float32)

@@ -22,7 +22,6 @@ PATTERNS = (
     "docs/images/*",
     "docs/site.css",
     "benchmarks/*.md",
-    "benchmarks/*.png",
     "tests/*.md",
     "examples/*.md",
     "examples/*.ipynb",

@@ -25,8 +25,8 @@ from bert_tf.planning.training import (
 )
 
 # On a processor, steps with batches of other shapes take longer than a repeated step, and as much
-# memory again as activations and temporary tensors. The factor is fitted to the recipes of
-# benchmarks/planner.py, --part=finetuning.
+# memory again as activations and temporary tensors. The factor is fitted to the recipes that
+# benchmarks/scale.py measures.
 SHAPES_FACTOR = 1.25
 # TensorFlow Text and scikit-learn with its dependencies, which pretraining does not import.
 IMPORTS_BYTES = 160_000_000

@@ -1,7 +1,8 @@
 """Memory of a training step, by component, from the model's sizes alone.
 
-The counts follow what the train step keeps: see benchmarks/training_memory.py, which measures the
-same components, and benchmarks/planner.py, which compares both.
+The counts follow what the train step keeps, as TensorFlow's profiler lists the tensors of a step at
+its peak: inputs of GELU, queries, keys and values, inputs of LayerNorm, and the gradient of the
+logits. benchmarks/scale.py compares the estimates with the memory of processes.
 
 Shape suffixes in comments: T tokens, H hidden size, F feed-forward size, N heads, L sequence
 length, R masked positions, V vocabulary size.

@@ -20,10 +20,10 @@ USABLE_MEMORY = 0.92
 # gradient is read for its norm, and read and written to be clipped.
 _ACCESSES_OF_UPDATE = 10
 # On a processor: operations of a step, and of a layer, that take as long for few tokens as for
-# many. Fitted to steps of 16 and 128 tokens (benchmarks/planner.py, --part=few_tokens).
+# many. Fitted to steps of 16 and 128 tokens (benchmarks/scale.py).
 STEP_SECONDS, LAYER_SECONDS = 5e-3, 0.6e-3
 # The arithmetic between the products of a forward pass on a processor: how often as many values of
-# float32 could be read from memory. Fitted to benchmarks/planner.py. Dropout of the attention
+# float32 could be read from memory. Fitted to benchmarks/scale.py. Dropout of the attention
 # probabilities is a part of training alone.
 _ACCESSES_OF_ACTIVATION, _ACCESSES_OF_LOGIT = 2, 10
 _ACCESSES_OF_SCORE, _ACCESSES_OF_SCORE_WITH_DROPOUT = 2, 8

@@ -38,7 +38,8 @@ from bert_tf.model.layout import MASKED_SCORE, FlatLayout, with_defaults
 MIN_ROWS = 8
 # If the rows of a weight matrix are a multiple of 4,096 bytes apart, they all map to the same few
 # lines of the L1 cache. On AVX2, oneDNN then takes up to twice as long for products of up to 300
-# rows (benchmarks/few_rows.py). One additional cache line (64 bytes) per row avoids the conflicts.
+# rows; with AVX-512 it makes no difference. One additional cache line (64 bytes) per row avoids the
+# conflicts.
 SLOW_WIDTH, FILLER = 1024, 16  # In float32 columns: 4,096 and 64 bytes.
 FUSED_PRODUCT = "_MklNativeFusedMatMul"
 INT8_PRODUCT = "_QuantizedMatMul"

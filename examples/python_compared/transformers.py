@@ -1,4 +1,4 @@
-"""The jobs of jobs.py in transformers, which has no SavedModel and no pipeline for answers."""
+"""Ten jobs in transformers, as docs/python-compared.md counts them; it writes no SavedModel."""
 
 # ruff: noqa: B905
 

