@@ -26,6 +26,7 @@ PATTERNS = (
     "examples/*.md",
     "examples/*.ipynb",
     "examples/*.py",
+    "examples/serving/*.py",
 )
 
 
