@@ -4,9 +4,9 @@
     python benchmarks/retrieval.py --model=DIR --squad=DIR --seeds=1,2,3 --python=PYTHON
     python benchmarks/retrieval.py --model=DIR --banking77=DIR --seeds=1,2,3
 
-SQuAD: the corpus is all paragraphs of dev-v1.1.json, the queries are every 10th of its questions.
-The pairs are evenly spaced questions of train-v1.1.json and their paragraphs. Cases, in this order;
---until names the last one:
+SQuAD: the corpus is all paragraphs of dev-v1.1.json, the queries are its questions; every 10th with
+--query_step=10, since reranking for all of them takes long. The pairs are evenly spaced questions
+of train-v1.1.json and their paragraphs. Cases, in this order; --until names the last one:
 
     as it is    the model without training
     trained     an embedder trained on the pairs
@@ -165,14 +165,14 @@ class Squad:
         own_Q: Index of the paragraph of each query.
     """
 
-    def __init__(self, directory, num_pairs):
+    def __init__(self, directory, num_pairs, query_step):
         train, dev = (
             list(_questions(pathlib.Path(directory, f"{name}-v1.1.json")))
             for name in ("train", "dev")
         )
         self.pairs = train[:: max(1, len(train) // num_pairs)][:num_pairs]
         self.paragraphs = list(dict.fromkeys(text for _, text in train))
-        evaluated = dev[::10]
+        evaluated = dev[::query_step]
         self.queries = [question for question, _ in evaluated]
         self.corpus = list(dict.fromkeys(text for _, text in dev))
         numbers = {text: number for number, text in enumerate(self.corpus)}
@@ -189,7 +189,7 @@ def _questions(path):
 
 def measure_squad(arguments, results):
     """Run all cases with both libraries."""
-    data = Squad(arguments.squad, arguments.pairs)
+    data = Squad(arguments.squad, arguments.pairs, arguments.query_step)
     cases = CASES[: CASES.index(arguments.until) + 1]
     libraries = {"bert_tf": BertTf(arguments)}
     if arguments.python:
@@ -440,6 +440,7 @@ def main():
     parser.add_argument("--seeds", type=_integers, default=[1])
     parser.add_argument("--until", choices=CASES[1:], default=CASES[-1])
     parser.add_argument("--pairs", type=int, default=2000)
+    parser.add_argument("--query_step", type=int, default=1)
     parser.add_argument("--texts", type=int, help="texts of banking77 to train on; default: all")
     for name, default in (("batch_size", 32), ("length", 128), ("rate", 5e-5)):
         parser.add_argument(f"--{name}", type=type(default), default=default)

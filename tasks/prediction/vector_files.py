@@ -49,7 +49,7 @@ class Vectors:
     def __init__(self, pattern: str) -> None:
         self.path, self._paths = pattern, _paths_of(pattern)
         self._in_memory: dict[str, np.ndarray] = {}
-        lengths = []
+        lengths: list[int] = []
         for path in self._paths:
             array = open_vectors(path)
             if not isinstance(array, np.memmap):
