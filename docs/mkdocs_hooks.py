@@ -26,6 +26,7 @@ PATTERNS = (
     "examples/*.md",
     "examples/*.ipynb",
     "examples/*.py",
+    "examples/serving/*.py",
 )
 
 # Pages of the site by section, in order. A test finds pages of docs/ that are missing.

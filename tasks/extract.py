@@ -4,7 +4,7 @@
 
 A .npy file holds a float32 array (rows, size); a .jsonl file holds one {"vector": [...]} per line,
 with --per_token {"tokens": [...], "vectors": [[...], ...]}, or {"error": ...} for a bad row. With
---output_dir, several processes write shards of .jsonl or .parquet, also on a cluster, and an
+--output_dir, several processes write shards of .jsonl, .parquet or .npy, also on a cluster, and an
 interrupted command continues where it stopped.
 """
 
@@ -14,10 +14,15 @@ from bert_tf.errors import UserError
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base import input_checks
-from tasks.prediction.output_shards import OutputSettings, vector_job, write_output_shards
+from tasks.prediction.output_shards import (
+    FILE_FORMATS,
+    OutputSettings,
+    vector_job,
+    write_output_shards,
+)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtractSettings(OutputSettings):
     """Flags of the command."""
 
@@ -62,6 +67,9 @@ class ExtractSettings(OutputSettings):
     )
     batch_size: int = command.flag("rows per batch", 64)
     overwrite: bool = command.flag("replacement of an existing --output file", False)
+    file_format: str = command.flag(
+        "format of the files in --output_dir", "jsonl", choices=(*FILE_FORMATS, "npy")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +78,8 @@ class ExtractSettings(OutputSettings):
                 raise UserError(f"--{name}={value}: expected an integer >= {minimum}")
         self.check_output(self.input, self.output, self.model, self.overwrite)
         if self.output is None:
+            if self.per_token and self.file_format == "npy":
+                raise UserError("--file_format=npy: expected jsonl or parquet with --per_token")
             return
         if not self.output.endswith((".npy", ".jsonl")):
             raise UserError(f"--output={self.output}: expected a .npy or .jsonl file")
@@ -85,7 +95,7 @@ class ExtractSettings(OutputSettings):
         """Check the input file and the model without TensorFlow; raises UserError."""
         rows = {"kind": "pretrained", "text_columns": self.columns}
         # An array has no entry for a bad row.
-        is_array = self.output is not None and self.output.endswith(".npy")
+        is_array = self.file_format == "npy" or str(self.output).endswith(".npy")
         for path in self.input_files(self.input):
             input_checks.check_rows(rows, path, labelled=False, accepts_bad=not is_array)
         sources.check(self.model, as_embedder=True)

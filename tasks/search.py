@@ -26,7 +26,7 @@ from tasks.base import input_checks
 from tasks.metrics.nearest_vectors import normalized
 from tasks.prediction.embedders import QUERY_PROMPTS, prompt_of
 from tasks.prediction.rankers import check_ranker, open_ranker, rerank
-from tasks.prediction.similarity import ApproximateIndex, Vectors, build_index, index_path
+from tasks.prediction.vector_files import ApproximateIndex, Vectors, build_index, index_path
 
 MIN_COSINE = 0.999  # Of a row to its vector; other batches change the last digits.
 SAMPLE = 32  # Rows that are compared with their vectors.
@@ -37,7 +37,8 @@ class SearchSettings:
     """Flags of the command. Those that tasks.extract has too must have the same values."""
 
     vectors: str = command.flag(
-        ".npy file of bert-tf extract, .parquet file with a column vector, or a glob of them"
+        "vectors of bert-tf extract: .npy file, .parquet file with a column vector, a glob of such "
+        "files, or a directory of shards"
     )
     model: str | None = command.flag("model that the vectors come from", None)
     input: str | None = command.flag(
@@ -99,8 +100,6 @@ class SearchSettings:
             paths.check_local("input", self.input)
             if not files.glob_files(self.input):
                 raise UserError(f"--input={self.input}: no such file")
-        if not files.glob_files(self.vectors):
-            raise UserError(f"--vectors={self.vectors}: no such file")
 
     def check(self) -> None:
         """Check rows, vectors and models without TensorFlow; raises UserError."""
@@ -127,11 +126,12 @@ def main(settings: SearchSettings) -> None:
     from tasks.prediction.feature_extraction import create_embedder
 
     assert settings.query is not None and settings.model is not None
-    texts = _texts(settings)
-    if len(texts) != len(vectors):
+    sample = np.unique(np.linspace(0, len(vectors) - 1, SAMPLE).astype(int))
+    texts, count = _texts_of(settings, sample)
+    if count != len(vectors):
         raise UserError(
             f"{settings.vectors}: {len(vectors):,} vectors, but {settings.input} has "
-            f"{len(texts):,} rows; run tasks.extract on it again"
+            f"{count:,} rows; run tasks.extract on it again"
         )
     embedder = create_embedder(
         sources.read_pretrained(settings.model, settings.do_lower_case),
@@ -144,8 +144,7 @@ def main(settings: SearchSettings) -> None:
     query_1D = embedder.predict([settings.query], prompt=prompt)
     strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
-    sample = np.unique(np.linspace(0, len(texts) - 1, SAMPLE).astype(int))
-    if not _are_vectors_of([texts[row] for row in sample], embedder, vectors, sample):
+    if not _are_vectors_of(texts, embedder, vectors, sample):
         raise UserError(
             f"{settings.vectors}: not the vectors of {settings.input} by {settings.model} with "
             "these flags; pass the flags of the tasks.extract command, or run it again"
@@ -154,10 +153,11 @@ def main(settings: SearchSettings) -> None:
         ApproximateIndex(index_path(settings.vectors), vectors) if settings.use_index else vectors
     )
     count = max(settings.rerank_k, settings.top_k) if settings.rerank else settings.top_k
-    found = zip(*(values[0].tolist() for values in searched.nearest(query_1D, count)), strict=True)
+    rows, similarities = (values[0].tolist() for values in searched.nearest(query_1D, count))
+    texts, _ = _texts_of(settings, rows)
     lines = [
-        {"similarity": round(similarity, 4), "row": row, "text": texts[row]}
-        for row, similarity in found
+        {"similarity": round(similarity, 4), "row": row, "text": text}
+        for row, similarity, text in zip(rows, similarities, texts, strict=True)
     ]
     if settings.rerank:
         lines = _reranked(settings, lines)
@@ -174,16 +174,20 @@ def _are_vectors_of(texts, embedder, vectors, rows):
     return bool(np.all((cosines_n >= MIN_COSINE) | ~np.any(expected_nD, axis=1)))
 
 
-def _texts(settings):
-    """Return the texts of all input files, in the order of their names."""
+def _texts_of(settings, rows):
+    """Return the texts of rows, by their numbers, and the number of all rows.
+
+    The input files are read in the order of their names, and other texts are not kept.
+    """
     from tasks.data.readers.rows import raise_bad_rows, read_rows
 
-    column = settings.text_column
-    return [
-        row.texts[column]
-        for path in sorted(files.glob_files(settings.input))
-        for row in raise_bad_rows(read_rows(path, (column,), settings.unescape_html))
-    ]
+    column, wanted, texts, count = settings.text_column, set(rows), {}, 0
+    for path in sorted(files.glob_files(settings.input)):
+        for row in raise_bad_rows(read_rows(path, (column,), settings.unescape_html)):
+            if count in wanted:
+                texts[count] = row.texts[column]
+            count += 1
+    return [texts[row] for row in rows if row in texts], count
 
 
 def _reranked(settings, lines):

@@ -136,6 +136,12 @@ def prepare(page):
             fine_tune("ranking", max_seq_length=16)
             pathlib.Path("RUN").rename("RANKER")
             write_search_data()
+        case "docs/search-service.md":
+            write_both(("query", "text", "relevance"), [("a", "b", "1"), ("a", "c", "0")])
+            fine_tune("ranking", max_seq_length=16)
+            pathlib.Path("RUN").rename("RANKER")
+            fine_tune("similarity", train="pairs.csv", max_seq_length=16)
+            pathlib.Path("RUN").rename("EMBEDDER")
         case "docs/tasks/multiple-choice.md":
             columns = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label")
             write_both(columns, [("a", "b", "c", "d", "e", "f", "1")] * 4)

@@ -15,7 +15,12 @@ from bert_tf.weights.sentence_transformers import KIND
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task_types import default_settings
 from tasks.data.readers.rows import Example, raise_bad_rows, read_rows
-from tasks.prediction.prediction_files import in_batches, outputs_with_progress, write_lines
+from tasks.prediction.prediction_files import (
+    in_batches,
+    outputs_with_progress,
+    write_array_header,
+    write_lines,
+)
 from tasks.types.similarity.embedding_model import LAYERS
 from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder, options_from
 
@@ -125,14 +130,9 @@ def row_outputs(
 
 def _write_array(embedder, rows, columns, output_path, batch_size, log):
     count = sum(1 for _ in raise_bad_rows(rows()))  # The .npy header contains the shape.
-    header = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-        "fortran_order": False,
-        "shape": (count, embedder.vector_size),
-    }
     done = 0
     with atomic_bytes_writer(output_path) as stream, Progress(log, "rows", count) as progress:
-        np.lib.format.write_array_header_1_0(stream, header)
+        write_array_header(stream, count, embedder.vector_size)
         for batch in in_batches(raise_bad_rows(rows()), batch_size):
             vectors = embedder.predict(_texts(embedder, batch, columns))
             for row, vector in zip(batch, vectors, strict=True):

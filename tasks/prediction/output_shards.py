@@ -18,6 +18,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+
 from bert_tf.config import read_json_object
 from bert_tf.data.jobs import RunnerSettings
 from bert_tf.data.sharded_output import (
@@ -36,7 +38,12 @@ from bert_tf.system.command import flag, import_tensorflow
 from bert_tf.system.versions import versions
 from tasks.base.task_types import row_reader
 from tasks.data.readers.rows import BadRow, read_rows, write_parquet
-from tasks.prediction.prediction_files import Outputs, outputs_of_rows, predict_batch
+from tasks.prediction.prediction_files import (
+    Outputs,
+    outputs_of_rows,
+    predict_batch,
+    write_array_header,
+)
 
 FILE_FORMATS = ("jsonl", "parquet")
 _FIELDS = ("complete", "rows", "bad_rows", "plan", "shards")
@@ -181,7 +188,8 @@ class OutputJob(NamedTuple):
         rows: Returns the rows of a file, some of them `BadRow`s, without importing TensorFlow.
         load: Loads the model.
         batch_size: Rows per batch.
-        file_format: "jsonl" or "parquet".
+        file_format: "jsonl" or "parquet"; of a model with one output, a vector, also "npy", which
+            allows no bad rows.
     """
 
     name: str
@@ -212,6 +220,9 @@ class OutputJob(NamedTuple):
         with files.atomic_bytes_writer(path) as stream:
             if self.file_format == "parquet":
                 write_parquet(stream, path, lines(), loaded.types)
+            elif self.file_format == "npy":
+                (name,) = loaded.types
+                _write_array(stream, lines(), name, sum(rows for *_, rows in spans))
             else:
                 for line in lines():
                     stream.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
@@ -222,6 +233,17 @@ class OutputJob(NamedTuple):
             "bytes": files.stamp(path)[0],
             "sha256": files.sha256(path),
         }
+
+
+def _write_array(stream, lines, name, num_rows):
+    """Write the vector of each line, float32 (rows, size)."""
+    for number, line in enumerate(lines):
+        if "error" in line:
+            raise UserError(f"{line['row']}: {line['error']}")
+        vector = np.asarray(line[name], np.float32)
+        if number == 0:
+            write_array_header(stream, num_rows, len(vector))
+        stream.write(vector.tobytes())
 
 
 def run_job(run: str, checkpoint: str, task: Mapping[str, Any], **options: Any) -> OutputJob:

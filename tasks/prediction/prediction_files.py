@@ -6,7 +6,9 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+import numpy as np
 
 from bert_tf.errors import UserError
 from bert_tf.storage import strict_json
@@ -53,6 +55,16 @@ def write_lines(path: str | os.PathLike, outputs: Iterable[tuple[Any, Any]]) -> 
             count += 1
             bad += is_bad
     return count, bad
+
+
+def write_array_header(stream: BinaryIO, count: int, size: int) -> None:
+    """Write the header of a .npy file, which the bytes of float32 `(count, size)` follow."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+        "fortran_order": False,
+        "shape": (count, size),
+    }
+    np.lib.format.write_array_header_1_0(stream, header)
 
 
 def submit(

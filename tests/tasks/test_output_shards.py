@@ -14,9 +14,10 @@ from bert_tf import UserError
 from bert_tf.data import jobs, sharded_output
 from bert_tf.system import progress
 from tasks.prediction.output_shards import OutputSettings, spans, write_output_shards
+from tasks.prediction.vector_files import Vectors, index_path
 from tests.corpus import run_here
 from tests.tasks import text_lengths
-from tests.tasks.text_lengths import length_job
+from tests.tasks.text_lengths import length_job, vector_job
 
 TEXTS = [f"{'a' * number} b" for number in range(1, 12)]
 
@@ -163,6 +164,45 @@ def test_parquet_shards_have_one_schema_also_with_bad_rows_and_empty_lists(texts
     assert [row["length"] for row in found] == [0, None, 3, 1]
     assert [bool(row["error"]) for row in found] == [False, True, False, False]
     assert found[1]["row"] == f"{texts}/b.jsonl:2"
+
+
+def write_vectors(texts, num_shards=3):
+    settings = OutputSettings(output_dir=str(texts / "out"), num_shards=num_shards)
+    job = vector_job(str(texts / "model"))
+    return write_output_shards(job, settings, str(texts / "[ab].*"), {}, list)
+
+
+def test_shards_of_vectors_are_arrays_in_order_that_a_rerun_completes(texts, in_process):
+    assert write_vectors(texts) == (11, 0)
+    expected = [[len(text), 2] for text in TEXTS]
+    paths = sorted((texts / "out").glob("vectors-*.npy"))
+    shards = [np.load(path, mmap_mode="r") for path in paths]
+    assert [len(shard) for shard in shards] == [3, 4, 4]
+    assert {shard.dtype for shard in shards} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(np.concatenate(shards), expected)
+    manifest = json.loads((texts / "out" / "manifest.json").read_text())
+    assert [shard["rows"] for shard in manifest["shards"]] == [3, 4, 4]
+    before = contents(texts / "out")
+    paths[1].unlink()
+    del in_process[:]
+    write_vectors(texts)
+    assert in_process == [1] and contents(texts / "out") == before
+    vectors = Vectors(str(texts / "out"))
+    np.testing.assert_array_equal(np.concatenate(list(vectors.blocks())), expected)
+    some = np.array([10, 0, 3])
+    np.testing.assert_array_equal(vectors.take(some), np.array(expected)[some])
+    assert index_path(str(texts / "out")) == str(texts / "out" / "vectors.usearch")
+
+
+def test_an_array_has_no_bad_rows(texts, in_process):
+    (texts / "b.jsonl").write_text('{"text": "a b"}\n{"txt": 1}\n')
+    with pytest.raises(UserError, match=r"b\.jsonl:2: no column 'text'"):
+        write_vectors(texts)
+    assert not [path for path in (texts / "out").iterdir() if "00002-of" in path.name]
+    with pytest.raises(UserError, match="out: shards are missing; rerun tasks.extract"):
+        Vectors(str(texts / "out"))
+    with pytest.raises(UserError, match=r"--vectors=.*: no manifest\.json"):
+        Vectors(str(texts))
 
 
 def test_a_bad_row_is_an_error_in_its_place_and_is_counted(texts, in_process):

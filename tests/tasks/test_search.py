@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from bert_tf import UserError
+from bert_tf.data import jobs
 from bert_tf.system import command
 from tasks import extract, search
 from tasks.data.readers.rows import write_parquet
 from tasks.metrics.nearest_vectors import nearest, normalized
 from tasks.prediction.rankers import open_ranker
-from tasks.prediction.similarity import (
+from tasks.prediction.vector_files import (
     ApproximateIndex,
     Vectors,
     build_index,
@@ -23,6 +24,8 @@ from tasks.prediction.similarity import (
     recall,
 )
 from tests import small
+from tests.conftest import READS_PROC
+from tests.corpus import run_here
 
 TEXTS = ["the bill is too high", "my app does not open", "the screen", "the bill is high"]
 
@@ -68,6 +71,29 @@ def test_the_command_finds_the_row_of_the_query(flags, capsys):
     assert list(second) == ["similarity", "row", "text"] and second["similarity"] < 1
 
 
+def test_shards_of_arrays_are_searched(flags, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(jobs, "run", run_here)
+    written = [*flags[:3], f"--output_dir={tmp_path / 'shards'}", "--num_shards=3"]
+    settings, _ = command.parse(extract.ExtractSettings, ["x", *written, "--file_format=npy"])
+    settings.check()
+    extract.main(settings)
+    shards = [np.load(path) for path in sorted((tmp_path / "shards").glob("*.npy"))]
+    assert [len(shard) for shard in shards] == [1, 1, 2]
+    np.testing.assert_allclose(np.concatenate(shards), np.load(tmp_path / "vectors.npy"), atol=1e-5)
+    run([*flags, f"--vectors={tmp_path / 'shards'}", "--top_k=1"])
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"similarity": 1.0, "row": 3, "text": "the bill is high"}
+
+
+def test_flags_of_arrays_are_checked(flags, tmp_path):
+    given = ["x", *flags[:3], f"--output_dir={tmp_path / 'shards'}", "--file_format=npy"]
+    with pytest.raises(UserError, match="--file_format=npy: expected jsonl or parquet with --per"):
+        command.parse(extract.ExtractSettings, [*given, "--per_token"])
+    (tmp_path / "rows.csv").write_text("text,label\na,b,c\n")
+    with pytest.raises(UserError, match=r"rows\.csv:2"):  # An array has no errors.
+        command.parse(extract.ExtractSettings, given)[0].check()
+
+
 @pytest.mark.medium
 def test_vectors_of_other_flags_or_rows_are_rejected(flags, tmp_path):
     with pytest.raises(UserError, match=r"vectors\.npy: not the vectors of .*rows\.csv"):
@@ -99,6 +125,17 @@ def test_vectors_of_several_files_are_one_array(tmp_path):
         Vectors(str(tmp_path / "v-*.npy"))
     with pytest.raises(UserError, match="no such file"):
         Vectors(str(tmp_path / "w-*.npy"))
+
+
+@READS_PROC
+def test_there_may_be_more_files_than_a_process_may_open(tmp_path):
+    expected = np.arange(80, dtype=np.float32).reshape(40, 2)
+    for number, row in enumerate(expected):
+        np.save(tmp_path / f"v-{number:02}.npy", row[np.newaxis])
+    before = len(os.listdir("/proc/self/fd"))
+    vectors = Vectors(str(tmp_path / "v-*.npy"))
+    np.testing.assert_array_equal(vectors.take(np.arange(40)), expected)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_vectors_of_a_parquet_file(tmp_path):

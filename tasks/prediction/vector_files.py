@@ -1,5 +1,7 @@
 """Vectors in files, which may be larger than memory, and an approximate index of them.
 
+Files of vectors are those of tasks.extract: an array, or a directory of shards in order.
+
 Shape suffixes: N vectors, n vectors of a block, Q queries, D size, K results.
 """
 
@@ -11,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from bert_tf.data.sharded_output import NAME
 from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
 from tasks.data.readers.rows import import_pyarrow
 from tasks.metrics.nearest_vectors import VECTORS_PER_BLOCK, nearest_in_blocks, normalized
+from tasks.prediction.output_shards import OutputManifest
 
 SAMPLE = 100  # Vectors whose neighbors are compared with the exact ones.
 NEIGHBORS = 10
@@ -27,54 +31,82 @@ MIN_CANDIDATES = 100
 class Vectors:
     """The vectors of .npy and .parquet files, in the order of their names.
 
-    Arrays of .npy files are mapped into memory, columns of .parquet files are read into it.
+    An array of a .npy file is mapped into memory while it is read, so that there may be more files
+    than a process may open. Columns of .parquet files are read into memory.
 
     Args:
-        pattern: File, or pattern of files, of tasks.extract.
+        pattern: File, pattern of files, or directory of shards, of tasks.extract.
 
     Attributes:
         path: The pattern.
         size: D.
 
     Raises:
-        UserError: If there is no file, or one does not hold vectors of the same size.
+        UserError: If there is no file, a shard is missing, or a file does not hold vectors of the
+            same size.
     """
 
     def __init__(self, pattern: str) -> None:
-        paths = sorted(files.glob_files(pattern))
-        if not paths:
-            raise UserError(f"--vectors={pattern}: no such file")
-        self.path, self._arrays = pattern, [open_vectors(path) for path in paths]
-        self.size = self._arrays[0].shape[1]
-        for path, array in zip(paths, self._arrays, strict=True):
+        self.path, self._paths = pattern, _paths_of(pattern)
+        self._in_memory: dict[str, np.ndarray] = {}
+        lengths: list[int] = []
+        for path in self._paths:
+            array = open_vectors(path)
+            if not isinstance(array, np.memmap):
+                self._in_memory[path] = array
+            if not lengths:
+                self.size = array.shape[1]
             if array.shape[1] != self.size:
                 raise UserError(
                     f"{path}: vectors of {array.shape[1]} numbers. Expected: {self.size}, as in "
-                    f"{paths[0]}"
+                    f"{self._paths[0]}"
                 )
-        self._splits = np.cumsum([0, *map(len, self._arrays)])
+            lengths.append(len(array))
+        self._splits = np.cumsum([0, *lengths])
 
     def __len__(self) -> int:
         return int(self._splits[-1])
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yield all vectors in order, float32 `(n, D)`."""
-        for array in self._arrays:
+        for path in self._paths:
+            array = self._array(path)
             for first in range(0, len(array), VECTORS_PER_BLOCK):
                 yield array[first : first + VECTORS_PER_BLOCK]
 
     def take(self, indices: np.ndarray) -> np.ndarray:
         """Return the vectors at `n` indices, float32 `(n, D)`."""
-        of_file = np.searchsorted(self._splits, indices, side="right") - 1
-        rows = [
-            self._arrays[number][index - self._splits[number]]
-            for number, index in zip(of_file, indices, strict=True)
-        ]
-        return np.reshape(rows, (-1, self.size)).astype(np.float32)
+        vectors_nD = np.empty((len(indices), self.size), np.float32)
+        file_n = np.searchsorted(self._splits, indices, side="right") - 1
+        for number in np.unique(file_n):
+            is_here_n = file_n == number
+            array = self._array(self._paths[number])
+            vectors_nD[is_here_n] = array[indices[is_here_n] - self._splits[number]]
+        return vectors_nD
 
     def nearest(self, queries_QD: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the K most similar vectors; see `tasks.metrics.nearest_vectors.nearest`."""
         return nearest_in_blocks(self.blocks(), queries_QD, top_k)
+
+    def _array(self, path):
+        return self._in_memory[path] if path in self._in_memory else open_vectors(path)
+
+
+def _paths_of(pattern):
+    """Return the files of a pattern or of a directory of shards, in order."""
+    if os.path.isdir(pattern):
+        if not os.path.exists(os.path.join(pattern, NAME)):
+            raise UserError(
+                f"--vectors={pattern}: no {NAME}; expected a directory of shards of tasks.extract"
+            )
+        manifest = OutputManifest.load(pattern)
+        if not manifest.is_complete:
+            raise UserError(f"--vectors={pattern}: shards are missing; rerun tasks.extract")
+        return [manifest.path(entry["file"]) for entry in manifest.shards]
+    paths = sorted(files.glob_files(pattern))
+    if not paths:
+        raise UserError(f"--vectors={pattern}: no such file")
+    return paths
 
 
 def open_vectors(path: str) -> np.ndarray:
@@ -176,6 +208,8 @@ class ApproximateIndex:
 
 def index_path(pattern: str) -> str:
     """Return the path of the index of vectors, which is next to them."""
+    if os.path.isdir(pattern):
+        return os.path.join(pattern, "vectors.usearch")
     if files.has_pattern(pattern) and not os.path.exists(pattern):
         return os.path.join(os.path.dirname(pattern), "vectors.usearch")
     return f"{os.path.splitext(pattern)[0]}.usearch"
