@@ -25,6 +25,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -309,6 +310,8 @@ def equality(name, toy, seconds):
     from bert_tf.train.step import TrainStep
 
     sizes = Sizes(layers=4, hidden=256, batch=16, length=64, vocabulary=4000)
+    if toy:
+        sizes = Sizes(**TOY, batch=8, length=64)
     config = dataclasses.replace(
         config_of(sizes), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
@@ -421,6 +424,8 @@ def pretraining_losses(name, toy):
         capture_output=True,
         text=True,
     )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-3000:])
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -524,17 +529,25 @@ def run_case(part, case, toy, seconds, limit):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     start = time.perf_counter()
+    # A group of its own, since parts have processes of their own that would keep the GPU.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, timeout=limit
-        )
-    except subprocess.TimeoutExpired as expired:
-        said = (expired.stderr or b"").decode(errors="replace")
+        output, said = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        _, said = process.communicate()
         return {"failed": f"more than {limit:.0f} s", "stderr": said[-1500:]}
     took = round(time.perf_counter() - start, 1)
-    if done.returncode:
-        return {"failed": done.stderr.strip()[-3000:], "process_seconds": took}
-    return {**json.loads(done.stdout.strip().splitlines()[-1]), "process_seconds": took}
+    if process.returncode:
+        return {"failed": said.strip()[-3000:], "process_seconds": took}
+    return {**json.loads(output.strip().splitlines()[-1]), "process_seconds": took}
 
 
 UNITS = {

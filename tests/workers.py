@@ -15,6 +15,9 @@ from tests.conftest import ROOT
 from tests.corpus import config_of, write_shards
 
 MAX_STARTS = 6
+# A process needs about 20 seconds of CPU time to import TensorFlow and to compile kernels, which
+# take minutes beside other work. Only processes that wait for each other forever reach this limit.
+MAX_SECONDS = 1800
 
 
 def make_flags(directory):
@@ -128,7 +131,7 @@ def supervise(module, flags, which, at, signum=signal.SIGKILL, count=2):
     return statuses
 
 
-def finish(processes, timeout=300):
+def finish(processes, timeout=MAX_SECONDS):
     """Assert that all processes end well and return what each wrote to stderr."""
     try:
         outputs = [process.communicate(timeout=timeout)[1] for process in processes]

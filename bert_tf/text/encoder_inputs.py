@@ -89,6 +89,15 @@ class PackedShape:
         most = int(np.quantile(tried, 0.75, method="higher"))
         return cls(max_seq_length, tuple(sorted({most, max(tried), batch_size})))
 
+    @classmethod
+    def of_unknown_lengths(cls, batch_size: int, max_seq_length: int) -> Self:
+        """Return the shapes of batches of sequences that are not known beforehand.
+
+        Arguments as of `of_lengths`. The numbers of rows are the quarters of B.
+        """
+        quarters = {-(-batch_size * quarter // 4) for quarter in (1, 2, 3, 4)}
+        return cls(max_seq_length, tuple(sorted(quarters)))
+
 
 def assign_rows(lengths_B: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Put sequences into as few rows as first-fit decreasing finds.

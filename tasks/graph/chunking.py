@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from bert_tf.model.bucketing import TOKENS_PER_CHUNK
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.encoder_inputs import one_sequence, to_flat
+from bert_tf.text.encoder_inputs import PackedShape, one_sequence, to_flat, to_packed
 from bert_tf.text.excerpts import MAX_BYTES
 from bert_tf.text.packing import Packed
 from bert_tf.text.vocabulary import Vocabulary
@@ -21,6 +21,7 @@ from bert_tf.text.vocabulary import Vocabulary
 # A chunk of up to this many tokens gets no padding. In BERT-base a new number of tokens takes 1 to
 # 3 ms more once, for oneDNN's kernels, and two tokens of padding take 0.3 ms in each call.
 EXACT_TOKENS = 64
+SEQUENCES_PER_BATCH = 64  # Of a program that XLA compiles.
 MIN_TOKENS = 8  # Shorter sequences count as this many, for the overhead per row.
 BYTES_PER_CHUNK = MAX_BYTES  # Number of texts times the length of the longest, in bytes.
 MIN_BYTES = 2**8  # Shorter texts count as this many, for the overhead per row.
@@ -63,6 +64,36 @@ def run_in_chunks(
     ids = packed.input_ids
     is_short = (ids.nrows() == 1) & (tf.size(ids.flat_values) <= short_tokens)
     return tf.cond(is_short, lambda: function(one_sequence(packed)), in_chunks)
+
+
+def run_in_packed_batches(
+    function: Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]],
+    packed: Packed,
+    vocabulary: Vocabulary,
+    max_seq_length: int,
+) -> dict[str, tf.Tensor]:
+    """Apply a function to all sequences, in packed batches of at most four shapes.
+
+    Args:
+        function: Maps the packed inputs of SEQUENCES_PER_BATCH sequences to outputs, as of
+            `run_in_chunks`.
+        packed: W sequences.
+        vocabulary: Vocabulary of the ids.
+        max_seq_length: Maximum tokens per sequence.
+
+    Returns:
+        As of `run_in_chunks`.
+    """
+    shape = PackedShape.of_unknown_lengths(SEQUENCES_PER_BATCH, max_seq_length)
+
+    def of_rows(row_r):
+        of_batch = [tf.gather(ragged, row_r) for ragged in (packed.input_ids, packed.segment_ids)]
+        inputs = to_packed(Packed(*of_batch), vocabulary, shape, SEQUENCES_PER_BATCH)
+        return {name: values[: tf.size(row_r)] for name, values in function(inputs).items()}
+
+    # Sequences stay in their order: those of one length would leave the ends of the rows empty.
+    ones_W = tf.ones_like(packed.input_ids.row_lengths())
+    return _run_in_chunks(of_rows, ones_W, SEQUENCES_PER_BATCH, lambda name, dtype: MASKED_SCORE)
 
 
 def run_texts_in_chunks(

@@ -13,10 +13,11 @@ import tensorflow as tf
 from bert_tf.text.excerpts import tokenize_ends, truncate_utf8
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.train.compilation import compile_with_weights
 from tasks.base.task import OutputSpec, SignatureSpec, Task
 from tasks.data.examples import Tensors
 from tasks.data.windows import Windows
-from tasks.graph.chunking import run_in_chunks, run_texts_in_chunks
+from tasks.graph.chunking import run_in_chunks, run_in_packed_batches, run_texts_in_chunks
 from tasks.graph.heads import on_grid
 from tasks.graph.pooling import mean_of_tokens
 
@@ -35,6 +36,7 @@ EMBED_OUTPUTS = {
     "pooled": OutputSpec("output of the pooler, from [CLS]", is_vector=True),
     "mean": OutputSpec("mean of the vectors of all tokens", is_vector=True),
 }
+_CPU, _GPU = "/CPU:0", "/GPU:0"
 
 
 class Pipeline(tf.Module):
@@ -48,6 +50,8 @@ class Pipeline(tf.Module):
         model: The Keras model of the task.
         short_tokens: Up to this many tokens, a single sequence has a branch of its own; see
             `tasks.graph.chunking.run_in_chunks`. 0 for none.
+        is_on_gpu: Whether XLA compiles the model for a GPU, on packed batches of few shapes. The
+            graph is pinned to the CPU otherwise, which has all operations of strings.
 
     Attributes:
         token_functions: By signature, the function from the encoder's inputs of W windows, in
@@ -61,9 +65,11 @@ class Pipeline(tf.Module):
         tokenizer: Tokenizer,
         model: keras.Model,
         short_tokens: int = 0,
+        is_on_gpu: bool = False,
     ) -> None:
         super().__init__(name="pipeline")
         self.task, self.tokenizer, self.model = task, tokenizer, model
+        self.is_on_gpu = is_on_gpu
         self.vocabulary, self.short_tokens = tokenizer.vocabulary, short_tokens
         self.token_functions = self._make_token_functions()
         self._encoders: dict[str, Callable[..., Windows]] = {}
@@ -209,7 +215,15 @@ class Pipeline(tf.Module):
 
     def _run_in_chunks(self, name, packed):
         function = self.token_functions[name]
-        return run_in_chunks(function, packed, self.vocabulary, self.short_tokens)
+        if not self.is_on_gpu:
+            return run_in_chunks(function, packed, self.vocabulary, self.short_tokens)
+        compiled = compile_with_weights(self.model, function, tf.distribute.get_strategy())
+
+        def run(inputs):
+            with tf.device(_GPU):
+                return compiled(inputs)
+
+        return run_in_packed_batches(run, packed, self.vocabulary, self.task.max_seq_length)
 
     def _served(self, function, names):
         """Return a signature's tf.function, which runs requests of any size in chunks."""
@@ -229,7 +243,8 @@ class Pipeline(tf.Module):
             texts = [
                 tf.ensure_shape(text, spec.shape) for text, spec in zip(texts, specs, strict=True)
             ]
-            return function(**dict(zip(names, texts, strict=True)))
+            with tf.device(_CPU if self.is_on_gpu else None):
+                return function(**dict(zip(names, texts, strict=True)))
 
         traced = tf.function(call, input_signature=specs, autograph=False)
         # It is traced once; TensorFlow would add up the traces of all models of a process.

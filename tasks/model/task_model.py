@@ -286,7 +286,13 @@ class TaskModel(keras.Model):
             # A tuned task has other thresholds in its graph. New weights need no other graph.
             if self._serving is None or self._serving.task != self.task:
                 tokenizer = self.preprocessor.tokenizer
-                pipeline = self.pipeline_class(self.task, tokenizer, self.network)
+                strategy = self.distribute_strategy
+                is_on_gpu = is_accelerated(strategy) and not isinstance(
+                    strategy, tf.distribute.TPUStrategy
+                )
+                pipeline = self.pipeline_class(
+                    self.task, tokenizer, self.network, is_on_gpu=is_on_gpu
+                )
                 self._serving = ServingFunctions(pipeline)
             return self._serving
 
@@ -615,8 +621,7 @@ class TaskModel(keras.Model):
             batches = streaming.batches(
                 *(self.serving.pipeline, x, class_weight),
                 num_replicas=self._num_replicas,
-                is_padded=self._needs_padding,
-                static_shape=bool(self.jit_compile),
+                is_compiled=bool(self.jit_compile),
             )
         else:
             size = self._batch_size(x, batch_size)

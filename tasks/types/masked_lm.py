@@ -141,7 +141,7 @@ class MaskedLmPipeline(Pipeline):
     def _at_first_mask(self, inputs):
         """Return id, int32 (N, K), and score, float32 (N, K); 0 without [MASK]."""
         # Texts without a mask are read at [CLS], to keep the shape; their scores are set to 0.
-        find = self._first_mask_of_flat if "row_splits" in inputs else self._first_mask_of_padded
+        find = self._first_mask_of_flat if "row_splits" in inputs else self._first_mask_of_rows
         position_N, has_mask_N1 = find(inputs)
         logits_NV = self.model({**inputs, "masked_lm_positions": tf.expand_dims(position_N, 1)})
         probabilities_NV = tf.nn.softmax(logits_NV["masked_lm"][:, 0])
@@ -159,12 +159,22 @@ class MaskedLmPipeline(Pipeline):
         position_N = tf.where(has_mask_N, tf.cast(first_N, tf.int32), splits[:-1])
         return position_N, has_mask_N[:, tf.newaxis]
 
-    def _first_mask_of_padded(self, inputs):
-        """Return the position of each text's first mask, int32 (N,), and whether there is one."""
+    def _first_mask_of_rows(self, inputs):
+        """Return the position of each text's first mask, int32 (N,), and whether there is one.
+
+        It is that in the text's row, or, with several texts per row, among all tokens.
+        """
+        ids_NL, index_NL = inputs["input_ids"], inputs.get("token_indices")
+        if index_NL is not None:
+            ids_NL = tf.gather(tf.reshape(ids_NL, [-1]), tf.maximum(index_NL, 0))
+            ids_NL = tf.where(index_NL < 0, -1, ids_NL)
         # Padding has another id. GPUs have no argmax of integers.
-        is_mask_NL = tf.cast(inputs["input_ids"] == self.vocabulary[MASK], tf.float32)
+        is_mask_NL = tf.cast(ids_NL == self.vocabulary[MASK], tf.float32)
         has_mask_N1 = tf.reduce_max(is_mask_NL, axis=1, keepdims=True) > 0
-        return tf.argmax(is_mask_NL, axis=1, output_type=tf.int32), has_mask_N1
+        position_N = tf.argmax(is_mask_NL, axis=1, output_type=tf.int32)
+        if index_NL is not None:
+            position_N = tf.maximum(tf.gather(index_NL, position_N, batch_dims=1), 0)
+        return position_N, has_mask_N1
 
 
 class MaskedLmOnlyPipeline(MaskedLmPipeline):

@@ -187,3 +187,27 @@ def test_an_output_of_too_many_values_is_an_error(max_values, monkeypatch):
     message = "an output of 3 rows of 3 values exceeds the limit of 8 values; send fewer"
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         letters_of(["abc", "", "a"])
+
+
+def test_packed_batches_have_few_shapes_and_keep_the_order():
+    """Nine batches of 4 sequences; the last one is filled up."""
+
+    def function(inputs):
+        index_BS = inputs["token_indices"]
+        ids = tf.reshape(inputs["input_ids"], [-1])
+        ids_BS = tf.where(index_BS < 0, 0, tf.gather(ids, tf.maximum(index_BS, 0)))
+        rows_B = tf.fill([index_BS.shape[0]], tf.shape(inputs["input_ids"])[0])
+        return {"sum": tf.reduce_sum(ids_BS, axis=1), "rows": rows_B}
+
+    lengths = [*range(1, 33), 64, 64, 64]
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(chunking, "SEQUENCES_PER_BATCH", 4)
+        packed = packed_of(lengths)
+        run = tf.function(
+            lambda: chunking.run_in_packed_batches(function, packed, {"[PAD]": 0}, 64),
+            autograph=False,
+        )
+        outputs = run()
+    expected = tf.reduce_sum(packed.input_ids, axis=1)
+    np.testing.assert_array_equal(outputs["sum"], expected)
+    assert outputs["rows"][::4].numpy().tolist() == [1] * 4 + [2] * 4 + [3]

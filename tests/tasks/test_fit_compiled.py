@@ -1,13 +1,26 @@
-"""`fit` and `evaluate` with XLA: packed batches of few shapes, and equal results."""
+"""`fit`, `evaluate` and `predict` with XLA: packed batches of few shapes, and equal results."""
 
+import dataclasses
+
+import numpy as np
 import pytest
+import tensorflow as tf
 
+import tasks
 from bert_tf.train.distribution import gather
-from tasks.graph import evaluation
+from tasks.graph import chunking, evaluation
 from tasks.graph.evaluation import Evaluator
+from tasks.model import task_model
 from tests import small
-from tests.tasks.test_task_model import NAMES, ROWS, compiled
+from tests.tasks.test_task_model import CASES, NAMES, ROWS, compiled
 from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of
+
+# Class, options and rows.
+PREDICTED = {
+    **{name: (options, rows) for name, (options, rows, _) in CASES.items()},
+    "TextEmbedder": ({}, ROWS),
+    "TextRanker": ({}, {"query": ["the bill", "my app"], "texts": [["is high", "a"], ["b"]]}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +30,16 @@ def weights(tmp_path_factory, config, vocabulary):
 
 
 @pytest.mark.medium
-def test_fit_compiled_by_xla_packs_rows_and_trains_equally(weights):
+@pytest.mark.parametrize("is_streamed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_fit_compiled_by_xla_packs_rows_and_trains_equally(weights, is_streamed):
     plain, packed = (compiled("TextClassifier", weights, learning_rate=1e-3) for _ in range(2))
     assert not plain.jit_compile  # "auto" on a CPU.
     packed.compile(learning_rate=1e-3, jit_compile=True)
+    rows = {"x": ROWS, "y": NAMES, "batch_size": 4}
+    if is_streamed:
+        rows = {"x": tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).batch(4)}
     for model in (plain, packed):
-        model.fit(ROWS, NAMES, batch_size=4, epochs=2, verbose=0)
+        model.fit(**rows, epochs=2, verbose=0)
     assert_equal_weights(weights_of(plain), weights_of(packed), rtol=1e-4, atol=2e-6)
 
 
@@ -55,3 +72,29 @@ def test_evaluate_is_compiled_on_packed_rows_and_reads_a_batch_late(weights, mon
 def inputs_of(encoded):
     (inputs, _), *_ = encoded.evaluation_batches(encoded.by_length(), 3)
     return inputs
+
+
+@pytest.mark.filterwarnings("ignore:.*untrained head")
+@pytest.mark.parametrize("name", small.fast(PREDICTED, "TextClassifier"))
+def test_predict_is_compiled_on_packed_rows_and_predicts_equally(name, weights, monkeypatch):
+    options, x = PREDICTED[name]
+    expected, model = (
+        getattr(tasks, name).from_pretrained(weights, max_seq_length=12, **options)
+        for _ in range(2)
+    )
+    if name == "AnomalyDetector":
+        for of in (expected, model):
+            of.preprocessor.task = dataclasses.replace(of.task, threshold=1.0)
+    expected = expected.predict_rows(x)
+    monkeypatch.setattr(chunking, "SEQUENCES_PER_BATCH", 4)  # Several batches.
+    monkeypatch.setattr(task_model, "is_accelerated", lambda strategy: True)
+    found = model.predict_rows(x)
+    assert model.serving.pipeline.is_on_gpu
+    assert len(found) == len(expected) > 1
+    for row, expected_row in zip(found, expected, strict=True):
+        assert row.keys() == expected_row.keys()
+        for output, values in expected_row.items():
+            if np.asarray(values).dtype.kind == "f":
+                np.testing.assert_allclose(row[output], values, rtol=1e-4, atol=1e-5)
+            else:
+                assert row[output] == values, output

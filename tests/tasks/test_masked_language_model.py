@@ -17,6 +17,7 @@ from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task import task_from_dict
 from tasks.base.task_types import TASK_TYPES
+from tasks.model import task_model
 from tests import corpus, small
 from tests.conftest import ROOT
 from tests.pretraining import make_config
@@ -53,6 +54,21 @@ def test_tokens_are_the_most_probable_at_the_first_mask(model):
     assert rows[1] == {"token": [""] * 5, "score": [0.0] * 5}
     (is_next,) = model.predict_next_sentence(["the bill"], ["is high"])
     assert 0 < is_next < 1
+
+
+@pytest.mark.slow
+def test_a_gpu_predicts_equally_in_packed_rows(pretrained_run, model, monkeypatch):
+    expected = model.predict_rows(TEXTS)
+    monkeypatch.setattr(task_model, "is_accelerated", lambda strategy: True)
+    packed = tasks.MaskedLanguageModel.from_pretrained(pretrained_run)
+    for row, expected_row in zip(packed.predict_rows(TEXTS), expected, strict=True):
+        assert row["token"] == expected_row["token"]
+        np.testing.assert_allclose(row["score"], expected_row["score"], rtol=1e-4)
+    assert packed.serving.pipeline.is_on_gpu
+    pair = (["the bill", "my app"], ["is high", "is open"])
+    np.testing.assert_allclose(
+        packed.predict_next_sentence(*pair), model.predict_next_sentence(*pair), rtol=1e-4
+    )
 
 
 def test_weights_without_the_head_are_refused(huggingface_dir):

@@ -141,11 +141,33 @@ def test_two_replicas_equal_one(weights, mirrored):
 
 
 @pytest.mark.slow
-def test_xla_takes_batches_of_one_length(weights):
+def test_xla_takes_packed_batches_of_few_shapes(weights):
     model = compiled("TextClassifier", weights)
     model.compile(jit_compile=True)
-    for inputs, *_ in batches_of_fit(model, batches(ROWS, NAMES)):
-        assert inputs["input_ids"].shape[1] == 12
+    found = batches_of_fit(model, batches(ROWS, NAMES))
+    assert [inputs["sequence_ids"].shape for inputs, *_ in found] == [(1, 64)] * 3
+    assert [inputs["token_indices"].shape for inputs, *_ in found] == [(4, 12)] * 3
+    assert [of["label"].tolist() for *_, of in found] == [[1.0] * 4] * 2 + [[1.0, 0.0, 0.0, 0.0]]
+    expected = batches_of_fit(compiled("TextClassifier", weights), batches(ROWS, NAMES))
+    for (inputs, labels, _), (flat, flat_labels, _) in zip(found, expected, strict=True):
+        count = len(flat["row_splits"]) - 1
+        index = inputs["token_indices"][:count]
+        ids = inputs["input_ids"].reshape(-1)[index[index >= 0]]
+        np.testing.assert_array_equal(ids, flat["input_ids"][: flat["row_splits"][-1]])
+        np.testing.assert_array_equal(labels["label"][:count], flat_labels["label"])
+
+
+@pytest.mark.slow
+def test_xla_takes_padded_batches_if_a_dataset_does_not_tell_their_size(weights):
+    def draw():
+        yield ROWS[:4], NAMES[:4]
+
+    signature = (tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.string))
+    dataset = tf.data.Dataset.from_generator(draw, output_signature=signature)
+    model = compiled("TextClassifier", weights)
+    model.compile(jit_compile=True)
+    ((inputs, *_),) = batches_of_fit(model, dataset, steps_per_epoch=1)
+    assert inputs["input_mask"].shape == (4, 12)
 
 
 WRONG = {
