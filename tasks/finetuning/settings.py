@@ -442,4 +442,15 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         }
 
     def _default(self, field):
-        return field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)
+        default = field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)
+        if field.name == "max_seq_length" and self._dataset.kind == "similarity":
+            return self._embedder().get(field.name, default)
+        return default
+
+    def _embedder(self):
+        """Return the fields of the embedder that training starts from, if it is one."""
+        path = self.output_dir if Run.exists(self.output_dir) else self.init_from
+        try:
+            return sources.embedder_settings(path)
+        except UserError:  # `check` reports it.
+            return {}
