@@ -394,9 +394,15 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         """
         kind, options = self.task_options()
         task = {"kind": kind, **options}
+        of_train = {**task, "has_teacher": self.teacher is not None}
+        # An embedder reads single texts; --text_b_column is of pairs that it learns.
+        of_others = {**task, "text_columns": ("text",)} if self._learns_pairs(task) else task
         data = DataRows(
-            {path: read_file(task, path) for path in (self.train, *self.dev)},
-            {path: read_file(task, path, labelled=False) for path in self.unlabelled},
+            {
+                self.train: read_file(of_train, self.train),
+                **{path: read_file(task, path) for path in self.dev},
+            },
+            {path: read_file(of_others, path, labelled=False) for path in self.unlabelled},
         )
         trained = {"train": (self.train,), "unlabelled": self.unlabelled}
         for path in self.dev:
@@ -440,6 +446,9 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != self._default(field)
         }
+
+    def _learns_pairs(self, task):
+        return task["kind"] == "similarity" and len(task.get("text_columns", ())) == 2
 
     def _default(self, field):
         default = field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)

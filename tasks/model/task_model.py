@@ -928,7 +928,9 @@ class TaskModel(keras.Model):
             settings["teacher"] = "model" if isinstance(teacher, TaskModel) else os.fspath(teacher)
         chosen = self._training_settings(settings)
         chosen.check_teacher_fits(task.kind)
-        examples = [examples_of(task, x, y), *_dev_examples(task, dev)]
+        has_teacher = teacher is not None
+        train = examples_of(task, x, y, has_teacher=has_teacher)
+        examples = [train, *_dev_examples(task, dev)]
         numbers = range(1, len(examples))
         names = ["train", *(f"dev{number if number > 1 else ''}" for number in numbers)]
         self._training_examples(examples[0])

@@ -65,9 +65,10 @@ def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | Ba
     Args:
         task: Values of a task.json: "pair_columns", "text_columns" other than ("text",),
             "negatives_column" and "label_column" name columns; otherwise they are found by their
-            names.
+            names. With "has_teacher", texts may have no label.
         source: .csv, .tsv, .jsonl or .parquet with the columns anchor, positive and optionally
-            negative or negatives; text_a, text_b and score; or text and label.
+            negative, negatives or negative_1, negative_2, ...; text_a, text_b and score; or text
+            and label.
 
     Yields:
         An `Example` with "text", a list of strings, and the label as it is written, or `None`; or a
@@ -119,6 +120,9 @@ def columns_of_pairs(task: Mapping[str, Any], file: DataFile) -> PairColumns:
     negatives = (column,) if column else tuple(dict.fromkeys(found))
     if len(given) == 2:
         return PairColumns(given, () if label else negatives, label)
+    is_unlabelled = task.get("has_teacher") and not {label or "label", *_SCORES} & set(there)
+    if is_unlabelled and set(given) <= set(there):
+        return PairColumns(given)
     if given != ("text",):
         return PairColumns(given, label=label or "label")
     if set(PAIR_COLUMNS) <= set(there) and label is None:

@@ -1,4 +1,4 @@
-"""Losses of embeddings: of pairs with in-batch negatives, of scored pairs, and of triplets.
+"""Losses of embeddings: in-batch negatives, scored pairs, triplets, and vectors of a teacher.
 
 Every loss takes the embeddings of the texts of B rows, `(B, C, D)`: of a row, its anchor, its
 positive, and its hard negatives, or the two texts of a scored pair.
@@ -170,6 +170,33 @@ def triplet_margin(texts_BC: tf.Tensor, vectors_BCD: tf.Tensor, margin: float) -
     is_there_BC = tf.cast(texts_BC[:, 2:] != NO_TEXT, tf.float32)
     return tf.math.divide_no_nan(
         tf.reduce_sum(losses_BC * is_there_BC, axis=1), tf.reduce_sum(is_there_BC, axis=1)
+    )
+
+
+def vector_distance(
+    teacher_BCD: tf.Tensor, vectors_BCD: tf.Tensor, temperature: float, similarity: str
+) -> tf.Tensor:
+    """Return half the squared distance of vectors from a teacher's, as a mean over a row's texts.
+
+    With the similarity "cosine" it is that of vectors of length 1, which is 1 - cosine: lengths do
+    not matter then, and of the other similarities they do.
+
+    Args:
+        teacher_BCD: Embeddings of the teacher, 0 for a missing text.
+        vectors_BCD: Embeddings of the student.
+        temperature: Not used; vectors have none.
+        similarity: A key of SIMILARITIES.
+
+    Returns:
+        float32 `(B,)`.
+    """
+    teacher_BCD, vectors_BCD = (tf.cast(of, tf.float32) for of in (teacher_BCD, vectors_BCD))
+    is_there_BC = tf.cast(tf.reduce_any(teacher_BCD != 0.0, axis=-1), tf.float32)
+    if similarity == "cosine":
+        teacher_BCD, vectors_BCD = normalized(teacher_BCD), normalized(vectors_BCD)
+    distances_BC = tf.reduce_sum(tf.square(teacher_BCD - vectors_BCD), axis=-1) / 2.0
+    return tf.math.divide_no_nan(
+        tf.reduce_sum(distances_BC * is_there_BC, axis=1), tf.reduce_sum(is_there_BC, axis=1)
     )
 
 

@@ -4,6 +4,7 @@ Shape suffixes: N texts, M texts, D size of a vector.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
@@ -21,7 +22,7 @@ from bert_tf.train.losses import BatchLoss
 from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import FIELDS
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.task import OutputSpec, Task, described
+from tasks.base.task import Loss, OutputSpec, Task, described
 from tasks.base.task_types import row_reader
 from tasks.base.text_task import TextTask
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
@@ -45,9 +46,16 @@ from tasks.types.similarity.embedding_model import (
     LAYERS,
     SIMILARITIES,
     EmbeddingModel,
+    pooled_size,
 )
 from tasks.types.similarity.embedding_pipeline import EmbeddingPipeline
-from tasks.types.similarity.losses import LOSSES, NO_TEXT, SCORED, embedding_loss
+from tasks.types.similarity.losses import (
+    LOSSES,
+    NO_TEXT,
+    SCORED,
+    embedding_loss,
+    vector_distance,
+)
 from tasks.types.similarity.ranks import ranks_of_positives
 
 
@@ -190,6 +198,27 @@ class SimilarityTask(TextTask):
         options |= {"symmetric": self.symmetric, "margin": self.triplet_margin}
         options |= {"sizes": self.matryoshka_dims}
         return {"embedding": BatchLoss(embedding_loss, **options)}
+
+    @property
+    def soft_losses(self) -> Mapping[str, Loss]:
+        """The distance from the vectors of the teacher."""
+        return {"embedding": functools.partial(vector_distance, similarity=self.similarity)}
+
+    def can_learn_unlabelled(self, texts: Mapping[str, Any]) -> bool:
+        """Whether a row is a text alone."""
+        return len(texts["text"]) == 1
+
+    def as_training_rows(self, examples: Examples) -> Examples:
+        """Return each text as a list of one."""
+        return dataclasses.replace(
+            examples, texts={"text": [[text] for text in examples.texts["text"]]}
+        )
+
+    def vector_size(self, config: BertConfig) -> int:
+        """Return the size of the vectors."""
+        if self.dense_units:
+            return self.dense_units[-1]
+        return pooled_size(config, self.layers, self.pooling)
 
     def labelled_columns(self, x: Any) -> dict[str, list]:
         """Return the texts of each row as a list: anchor, positive, negatives; or one text.
