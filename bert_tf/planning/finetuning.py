@@ -49,6 +49,8 @@ class Finetuning:
         static_length: Tokens to which every window is padded, as XLA requires, or `None`.
         is_frozen: Whether the encoder runs once per sample, without training.
         runs: Number of runs, one after the other.
+        accumulation_steps: Parts of a batch that a device computes one after the other.
+        is_cached: Whether the outputs of all parts are computed before, once more.
     """
 
     config: BertConfig
@@ -63,6 +65,8 @@ class Finetuning:
     static_length: int | None = None
     is_frozen: bool = False
     runs: int = 1
+    accumulation_steps: int = 1
+    is_cached: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,7 @@ class FinetuningEstimate(Estimate):
 
     Attributes:
         tokens_per_step: Mean over the steps, without padding.
-        most_tokens: Tokens of the largest batch of a replica.
+        most_tokens: Tokens of the largest batch of a replica, or of the largest part of one.
         evaluation_seconds: Evaluations of a run.
     """
 
@@ -84,11 +88,12 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
     """Estimate the cost of a fine-tuning."""
     steps = math.ceil(len(plan.samples) / plan.global_batch_size)
     order = np.random.default_rng(0).permutation(len(plan.samples))
-    per_replica = math.ceil(plan.global_batch_size / plan.devices)
+    parts = plan.accumulation_steps
+    per_part = math.ceil(plan.global_batch_size / (plan.devices * parts))
     batches = [
         [
             _sizes(plan, [plan.samples[number] for number in part])
-            for part in _split(of_step, per_replica)
+            for part in _split(of_step, per_part)
         ]
         for of_step in _split(order, plan.global_batch_size)
     ]
@@ -104,9 +109,14 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
     else:
         memory = memory_of(largest)
         overhead, reducing, traffic = step_overhead(largest, plan.devices, plan.device)
+
+        def part_seconds(sizes):
+            again = _forward(sizes, plan.device) if plan.is_cached else 0.0
+            return sizes.examples * example_seconds(sizes, plan.device) + again
+
         # Replicas wait for the slowest one.
         products = [
-            max(sizes.examples * example_seconds(sizes, plan.device) for sizes in step)
+            max(sum(map(part_seconds, of_replica)) for of_replica in _split(step, parts))
             for step in batches
         ]
         factor = 1 if plan.device.is_accelerator else SHAPES_FACTOR
@@ -121,7 +131,7 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
     return FinetuningEstimate(
         memory=add_process(memory, plan.device, plan.config),
         fits=memory["peak"] <= available,
-        largest_batch=most,
+        largest_batch=most * parts,
         num_steps=steps * plan.epochs,
         tokens_per_step=sum(map(sum, plan.samples)) / steps,
         most_tokens=round(_tokens(largest)),

@@ -185,14 +185,16 @@ class TrainStep:
         """Run one update on this replica, inside of the function that Keras compiles.
 
         Args:
-            batch: Inputs, labels and weights; weights of `None` are 1.
+            batch: Inputs, labels and weights; weights of `None` are 1. With accumulation, batches
+                stacked as for `__call__`, all with weights.
             is_running: Bool scalar, for a step that XLA compiles: `False` changes nothing.
 
         Returns:
             The outputs of the model; by term the results of `weighted_sum`; and a float32 scalar
             that is not finite if the update was rejected, see `AdamBase.apply`.
         """
-        outputs, loss, terms, gradients = self._backward(batch, None, *self._seed_and_scale())
+        backward = self._cached_backward if self.accumulation_steps > 1 else self._backward
+        outputs, loss, terms, gradients = backward(batch, None, *self._seed_and_scale())
         norm = self._apply(gradients, loss, is_running)
         own_gradients()
         return outputs, terms, norm
@@ -268,17 +270,20 @@ class TrainStep:
                 tape.watch(trained)
             outputs = self.model(inputs, training=True, seed=seed)
             terms = self.sums_of(labels, weights, outputs)
-            if weight_sums is None:
-                weight_sums = tf.distribute.get_replica_context().all_reduce(
-                    tf.distribute.ReduceOp.SUM,
-                    {name: weight_sum for name, (_, weight_sum) in terms.items()},
-                )
             loss = self._loss(terms, weight_sums)
             scaled = loss * scale
         return outputs, loss, terms, tape.gradient(scaled, trained)
 
     def _loss(self, terms, weight_sums):
-        """Return this replica's summand of the loss."""
+        """Return this replica's summand of the loss.
+
+        By default, `weight_sums` are those of the terms.
+        """
+        if weight_sums is None:
+            weight_sums = tf.distribute.get_replica_context().all_reduce(
+                tf.distribute.ReduceOp.SUM,
+                {name: weight_sum for name, (_, weight_sum) in terms.items()},
+            )
         return tf.add_n(
             [
                 tf.math.divide_no_nan(total, weight_sums[name]) * self.loss_weights.get(name, 1.0)
@@ -363,7 +368,27 @@ class TrainStep:
         return [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
 
     def _cached(self, batches, weight_sums, seed, scale):
-        """Do what `_accumulated` does, for losses of all stacked batches together.
+        """Do what `_accumulated` does, for losses of all stacked batches together."""
+        _, labels, weights = batches
+        outputs, loss, _, gradients = self._cached_backward(batches, weight_sums, seed, scale)
+        labels, weights = unstacked((labels, weights))
+        metrics = self._metric_sums(labels, weights, outputs, weight_sums)
+        counts = self._counts_of_all(batches)
+        return {"loss": loss, **counts, **metrics}, gradients
+
+    def _counts_of_all(self, batches):
+        """Return the numbers of examples and tokens of stacked batches."""
+
+        def add(number, counts):
+            inputs, _, weights = tf.nest.map_structure(lambda stacked: stacked[number], batches)
+            return number + 1, _sum_of(counts, self._counts(inputs, weights))
+
+        start = dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32))
+        _, counts = tf.while_loop(lambda number, _: number < _num_stacked(batches), add, (0, start))
+        return counts
+
+    def _cached_backward(self, batches, weight_sums, seed, scale):
+        """Do what `_backward` does, for losses of all stacked batches together.
 
         The outputs of all batches come first. The gradient of the loss by them is then that of the
         sum of outputs * gradient, one batch at a time, with the same dropout.
@@ -376,31 +401,31 @@ class TrainStep:
         def outputs_of(inputs, number):
             return self.model(inputs, training=True, seed=batch_seed(seed, number))
 
-        def append(number, arrays, counts):
-            inputs, _, weights = batch_of(number)
+        def append(number, arrays):
+            inputs, _, _ = batch_of(number)
             outputs = outputs_of(inputs, number)
             shapes.update({name: values.shape[1:] for name, values in outputs.items()})
             arrays = {name: array.write(number, outputs[name]) for name, array in arrays.items()}
-            return number + 1, arrays, _sum_of(counts, self._counts(inputs, weights))
+            return number + 1, arrays
 
         shapes: dict[str, tf.TensorShape] = {}  # Of an example's outputs, known once traced.
         arrays = {
             output: tf.TensorArray(tf.float32, count, infer_shape=False)
             for output, _ in self._terms.values()
         }
-        start = (0, arrays, dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32)))
+        start = (0, arrays)
         if self.is_compiled:  # XLA has to know the shape of the outputs before the loop.
             start = append(*start)
-        _, arrays, counts = tf.while_loop(lambda number, *_: number < count, append, start)
-        _, labels, weights = batches
-        labels, weights = tf.nest.map_structure(_unstacked_batches, (labels, weights))
+        _, arrays = tf.while_loop(lambda number, _: number < count, append, start)
+        labels, weights = unstacked(batches[1:])
         outputs = {
             name: tf.ensure_shape(self._joined(array), [None, *shapes[name]])
             for name, array in arrays.items()
         }
         with tf.GradientTape() as tape:
             tape.watch(outputs)
-            loss = self._loss(self.sums_of(labels, weights, outputs), weight_sums)
+            terms = self.sums_of(labels, weights, outputs)
+            loss = self._loss(terms, weight_sums)
             scaled = loss * scale
         rows = next(iter(batches[2].values()))
         by_outputs = {
@@ -425,8 +450,7 @@ class TrainStep:
             return number + 1, _sum_of(gradients, more)
 
         _, gradients = tf.while_loop(lambda number, _: number < count, add, (0, self._zeros()))
-        metrics = self._metric_sums(labels, weights, outputs, weight_sums)
-        return {"loss": loss, **counts, **metrics}, gradients
+        return outputs, loss, terms, gradients
 
 
 def dropout_seed(seed: int, step: keras.Variable, replica_id: tf.Tensor | int) -> tf.Tensor:
@@ -472,6 +496,11 @@ def _num_stacked(batches):
     """Return the number of stacked batches."""
     weights = next(iter(batches[2].values()))
     return weights.shape[0] or tf.cast(tf.shape(weights)[0], tf.int32)
+
+
+def unstacked(batches: Any) -> Any:
+    """Return a structure of stacked batches as one of a single batch."""
+    return tf.nest.map_structure(_unstacked_batches, batches)
 
 
 def _unstacked_batches(stacked):

@@ -145,14 +145,16 @@ def read_head(
     fields: dict[str, Any] = {}
     if kind == "classification":
         kind, fields = _classification(values, names)
+        if activation and activation not in ACTIVATIONS:
+            raise UserError(
+                f"activation {activation:.80}: expected one of {', '.join(ACTIVATIONS)}"
+            )
+        if activation == "sigmoid" and kind == "classification":
+            fields["multi_label"] = True  # Each score is a probability of its own.
         if is_binary({"kind": kind, **fields}):
             # softmax(W0 h, W1 h)[1] = sigmoid((W1 - W0) h)
             kernel, bias = kernel[:, 1:] - kernel[:, :1], bias[1:] - bias[:1]
         if activation and kind == "regression":
-            if activation not in ACTIVATIONS:
-                raise UserError(
-                    f"activation {activation:.80}: expected one of {', '.join(ACTIVATIONS)}"
-                )
             fields["activation"] = activation
         if pairs or activation:
             fields["text_columns"] = ["text_a", "text_b"]

@@ -267,8 +267,10 @@ def embedder_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
     if files.is_remote(path):
         return {}
     reader, where, _ = _reader_of(path)
+    if reader is not sentence_transformers:
+        return {}
     try:
-        return sentence_transformers.settings_of(where) if reader is sentence_transformers else {}
+        return _embedder(where, sentence_transformers.read_config(where)[0])
     except UserError:  # Its encoder is used alone.
         return {}
 

@@ -450,6 +450,18 @@ class Task(abc.ABC):
         """Return the loss weights of samples without labels in distillation, by output name."""
         return {name: np.ones(num_samples, np.float32) for name in self.soft_losses}
 
+    def can_learn_unlabelled(self, texts: Mapping[str, Any]) -> bool:
+        """Whether a training row of these texts may have no label, if there is a teacher."""
+        return False
+
+    def as_training_rows(self, examples: Examples) -> Examples:
+        """Return rows without labels, as for predictions, in the form of labelled rows."""
+        return examples
+
+    def vector_size(self, config: BertConfig) -> int | None:
+        """Return the size of the vectors that a model returns; `None` if it returns others."""
+        return None
+
     def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
         """Return the sampling weight per sample in training, `(samples,)`.
 

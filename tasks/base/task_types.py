@@ -75,7 +75,6 @@ TASK_TYPES = {
     "similarity": TaskType(
         "tasks.types.similarity.text_embedder:SimilarityTask",
         "tasks.data.readers.pairs:task_rows",
-        has_teacher=False,
         defaults={"global_batch_size": 64, "epochs": 1},
     ),
 }

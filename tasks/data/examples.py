@@ -164,8 +164,9 @@ class EncodedExamples:
             steps_per_epoch: Steps per epoch of Keras, which may be fewer or more than all samples
                 once; the order continues across them.
             first_step: Steps to skip, when resuming. A variable is read when the dataset is
-                iterated, whose elements are then complete steps.
-            num_replicas: Consecutive elements of the dataset per step.
+                iterated.
+            num_replicas: Consecutive elements of the dataset per step, of all replicas, or of all
+                parts of a batch that are computed one after the other.
             are_split: Whether an element is a step instead, whose first axis Keras splits between
                 the replicas; it is filled up to a multiple of them with samples of weight 0.
             shuffle: Draws the order anew for each epoch.
@@ -186,6 +187,8 @@ class EncodedExamples:
         rows = tf.data.Dataset.range(num_steps).map(
             lambda step: numbers[tf.minimum(step + first_step, num_steps - 1)]
         )
+        if size < global_batch_size:
+            rows = rows.map(lambda numbers_B: tf.reshape(numbers_B, [-1, size])).unbatch()
         return self._labelled_batches(rows, size, num_parts)
 
     def evaluation_batches(

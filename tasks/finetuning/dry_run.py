@@ -12,6 +12,7 @@ from bert_tf.planning.devices import planned_precision
 from bert_tf.planning.finetuning import Finetuning, estimate_finetuning
 from bert_tf.planning.report import device_line, finetuning_lines
 from bert_tf.train.distribution import make_strategy, resolve_precision
+from bert_tf.train.losses import BatchLoss
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import create_model, read
 from tasks.finetuning.settings import DataRows, FinetuneSettings
@@ -68,6 +69,9 @@ def plan_of(
         static_length=training.task.max_seq_length if settings.strategy == "tpu" else None,
         is_frozen=training.task.trains_on_vectors,
         runs=len(runs),
+        accumulation_steps=of_run.gradient_accumulation_steps,
+        is_cached=of_run.gradient_accumulation_steps > 1
+        and any(isinstance(loss, BatchLoss) for loss in training.task.losses.values()),
     )
 
 

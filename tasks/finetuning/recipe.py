@@ -17,6 +17,7 @@ from bert_tf.train.distribution import (
 )
 from bert_tf.weights.sources import read_pretrained
 from tasks.base.task import task_class
+from tasks.data.readers.rows import raise_bad_rows
 from tasks.finetuning.settings import DataRows, FinetuneSettings
 from tasks.model.loading import model_class
 from tasks.model.task_model import TaskModel
@@ -69,11 +70,17 @@ def read(
     options = {**task_class(kind).options_of_weights(weights), **options}
     task = task_class(kind).from_data(data.labelled[settings.train], **options)
     names = (settings.train, *settings.dev)
+    # Without a teacher, a file without labels has been refused.
+    first = next(iter(raise_bad_rows(data.labelled[settings.train])), None)
+    is_labelled = not (first and first.label is None and task.can_learn_unlabelled(first.texts))
     return TrainingRun(
         settings=settings,
         task=task,
         names=names,
-        examples=[task.load_examples(data.labelled[path]) for path in names],
+        examples=[
+            task.load_examples(data.labelled[path], is_labelled or path != settings.train)
+            for path in names
+        ],
         digests=data.digests,
         rows=f"--train, --dev{', --unlabelled' * bool(settings.unlabelled)}: the files",
         recorded=settings.recorded(),

@@ -394,9 +394,15 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         """
         kind, options = self.task_options()
         task = {"kind": kind, **options}
+        of_train = {**task, "has_teacher": self.teacher is not None}
+        # An embedder reads single texts; --text_b_column is of pairs that it learns.
+        of_others = {**task, "text_columns": ("text",)} if self._learns_pairs(task) else task
         data = DataRows(
-            {path: read_file(task, path) for path in (self.train, *self.dev)},
-            {path: read_file(task, path, labelled=False) for path in self.unlabelled},
+            {
+                self.train: read_file(of_train, self.train),
+                **{path: read_file(task, path) for path in self.dev},
+            },
+            {path: read_file(of_others, path, labelled=False) for path in self.unlabelled},
         )
         trained = {"train": (self.train,), "unlabelled": self.unlabelled}
         for path in self.dev:
@@ -441,5 +447,19 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
             if getattr(self, field.name) != self._default(field)
         }
 
+    def _learns_pairs(self, task):
+        return task["kind"] == "similarity" and len(task.get("text_columns", ())) == 2
+
     def _default(self, field):
-        return field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)
+        default = field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)
+        if field.name == "max_seq_length" and self._dataset.kind == "similarity":
+            return self._embedder().get(field.name, default)
+        return default
+
+    def _embedder(self):
+        """Return the fields of the embedder that training starts from, if it is one."""
+        path = self.output_dir if Run.exists(self.output_dir) else self.init_from
+        try:
+            return sources.embedder_settings(path)
+        except UserError:  # `check` reports it.
+            return {}

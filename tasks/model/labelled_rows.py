@@ -120,6 +120,7 @@ def examples_of(
     sample_weight: Any = None,
     class_weight: Mapping[Any, float] | None = None,
     is_batch: bool = False,
+    has_teacher: bool = False,
 ) -> Examples:
     """Return rows as `Examples` with labels in the representation of the task.
 
@@ -130,6 +131,7 @@ def examples_of(
         sample_weight: Loss weight per row.
         class_weight: Loss weight by label name or id.
         is_batch: Whether the rows are a batch of a dataset; messages then number no labels.
+        has_teacher: Whether the rows may have no labels, if the task can learn them.
 
     Raises:
         UserError: If rows, labels and weights differ in number or do not fit the task.
@@ -144,6 +146,9 @@ def examples_of(
     texts = task.labelled_columns(x)
     count = len(next(iter(texts.values())))
     if y is None:
+        first = {name: column[0] for name, column in texts.items()}
+        if has_teacher and task.can_learn_unlabelled(first):
+            return Examples(texts, [])
         y = task.default_labels(count)
     else:
         y = as_list(column_of(task, y, not task.has_lists_of_labels), "y")

@@ -36,7 +36,7 @@ from bert_tf.train.compilation import is_accelerated
 from bert_tf.train.distribution import is_chief, names_lost_worker, use_precision
 from bert_tf.train.losses import FunctionLoss
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
-from bert_tf.train.step import TrainStep, batch_counter, innermost
+from bert_tf.train.step import TrainStep, batch_counter, innermost, unstacked
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
 from tasks.base.task_types import default_settings
@@ -75,6 +75,10 @@ _UNSUPPORTED = {
     "sample_weight": WEIGHTS_UNSUPPORTED,
     "callbacks": "expected with token ids only, since strings are not read batch by batch",
 }
+_NO_PARTS = (
+    "gradient_accumulation_steps: expected rows in memory on one replica; call train, or compile "
+    "without it"
+)
 # Fields of `TrainingSettings` that are arguments of `train`.
 _SETTINGS = tuple(
     field.name
@@ -408,6 +412,7 @@ class TaskModel(keras.Model):
         schedule: str = "released",
         layer_decay: float = 1.0,
         jit_compile: bool | str = "auto",
+        gradient_accumulation_steps: int = 1,
         **kwargs: Any,
     ) -> None:
         """Configure training.
@@ -426,6 +431,9 @@ class TaskModel(keras.Model):
             layer_decay: Factor on the learning rate from each layer to the one below.
             jit_compile: Compiles the step with XLA, on batches of few shapes. "auto" does so on one
                 GPU.
+            gradient_accumulation_steps: Parts of a batch that are computed one after the other,
+                which takes less memory; the loss is that of the complete batch, as in `train`. For
+                rows in memory, on one replica.
             **kwargs: Other arguments of keras.Model.compile.
 
         Raises:
@@ -455,13 +463,33 @@ class TaskModel(keras.Model):
                     scales_loss=self.dtype_policy.name == "mixed_float16",
                 )
             of_outputs = keras_names.compile_arguments(self.task, loss, metrics, weighted_metrics)
-            self._compile(optimizer=optimizer, **of_outputs, jit_compile=jit_compile, **kwargs)
+            self._compile(
+                optimizer=optimizer,
+                **of_outputs,
+                jit_compile=jit_compile,
+                gradient_accumulation_steps=positive(
+                    "gradient_accumulation_steps", gradient_accumulation_steps
+                ),
+                **kwargs,
+            )
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile with the configuration of a saved model; called by Keras."""
         self._compile(**keras.saving.deserialize_keras_object(config))
 
-    def _compile(self, *, loss, loss_weights=None, **arguments):
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return the arguments of `compile`; called by Keras."""
+        config: Any = super().get_compile_config()
+        if config and self._num_parts > 1:
+            config["gradient_accumulation_steps"] = self._num_parts
+        return config
+
+    @property
+    def _num_parts(self):
+        """The number of parts of a batch that are computed one after the other."""
+        return self._step.accumulation_steps if self._step else 1
+
+    def _compile(self, *, loss, loss_weights=None, gradient_accumulation_steps=1, **arguments):
         """Compile; the arguments are those of Keras, with losses by output."""
         optimizer = arguments.get("optimizer")
         if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
@@ -483,6 +511,7 @@ class TaskModel(keras.Model):
             *(self, losses, self.optimizer, self.distribute_strategy, self.seed),
             is_compiled=bool(self.jit_compile),
             loss_weights=factors,
+            accumulation_steps=gradient_accumulation_steps,
         )
         # Keras would list it among the metrics, and keep that of a compilation before.
         object.__setattr__(self, "_loss_means", keras_names.LossMeans(factors))
@@ -581,6 +610,9 @@ class TaskModel(keras.Model):
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
         self._check_callbacks(callbacks)
         of_keras = {"verbose": verbose, "initial_epoch": initial_epoch}
+        is_stream = isinstance(x, tf.data.Dataset) and self.task.can_stream
+        if self._num_parts > 1 and (is_token_ids(x) or is_stream or self._num_replicas > 1):
+            raise UserError(_NO_PARTS)
         if is_token_ids(x):
             return self._fit_token_ids(
                 *(x, y),
@@ -612,7 +644,7 @@ class TaskModel(keras.Model):
                 dev = evaluation_examples(self.task, validation_data)
             except UserError as error:
                 raise UserError(f"validation_data: {error}") from None
-        if isinstance(x, tf.data.Dataset) and self.task.can_stream:
+        if is_stream:
             if validation_split:
                 raise UserError(
                     "validation_split: expected none for a dataset; pass validation_data instead"
@@ -638,10 +670,13 @@ class TaskModel(keras.Model):
                 seed=self.seed,
                 steps_per_epoch=num_steps,
                 first_step=first_step,
-                num_replicas=self._num_replicas,
-                are_split=True,
+                num_replicas=self._num_replicas if self._num_parts == 1 else self._num_parts,
+                are_split=self._num_parts == 1,
                 shuffle=shuffle,
             )
+            if self._num_parts > 1:  # Flat batches differ in their number of tokens.
+                stack = batches.batch if self.jit_compile else batches.ragged_batch
+                batches = stack(self._num_parts)
         encoded_dev = None if dev is None else self._encode_for_fit(dev)
         if encoded is not None and self.has_new_head:
             self.task.init_head(self.network, encoded)
@@ -713,8 +748,8 @@ class TaskModel(keras.Model):
 
     def _encode_for_fit(self, examples):
         layout = to_padded if self._needs_padding else to_flat
-        if self.jit_compile and self._num_replicas == 1:
-            layout = to_packed  # Keras could not divide its rows between replicas.
+        if self.jit_compile and self._num_replicas == self._num_parts == 1:
+            layout = to_packed  # Neither could its rows be divided between replicas, nor stacked.
         encoded = EncodedExamples.encode(
             examples, self.serving.pipeline, layout, static_shape=bool(self.jit_compile)
         )
@@ -742,6 +777,11 @@ class TaskModel(keras.Model):
             raise UserError(
                 f"batch_size={batch_size}: expected a multiple of {self._num_replicas}, the number "
                 "of replicas"
+            )
+        if batch_size % self._num_parts:
+            raise UserError(
+                f"batch_size={batch_size}: expected a multiple of "
+                f"gradient_accumulation_steps={self._num_parts}"
             )
         return batch_size
 
@@ -893,7 +933,9 @@ class TaskModel(keras.Model):
             settings["teacher"] = "model" if isinstance(teacher, TaskModel) else os.fspath(teacher)
         chosen = self._training_settings(settings)
         chosen.check_teacher_fits(task.kind)
-        examples = [examples_of(task, x, y), *_dev_examples(task, dev)]
+        has_teacher = teacher is not None
+        train = examples_of(task, x, y, has_teacher=has_teacher)
+        examples = [train, *_dev_examples(task, dev)]
         numbers = range(1, len(examples))
         names = ["train", *(f"dev{number if number > 1 else ''}" for number in numbers)]
         self._training_examples(examples[0])
@@ -988,6 +1030,8 @@ class TaskModel(keras.Model):
             (x, *self._targets(y, weights)), self._loss_means.is_finite()
         )
         self._loss_means.update_state(terms, norm)
+        if self._num_parts > 1:
+            y, weights = unstacked((y, weights))
         return self.compute_metrics(x, y, outputs, weights)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
@@ -1011,6 +1055,8 @@ class TaskModel(keras.Model):
     def train_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch of token ids; strings are trained with `fit`."""
         _check_token_ids(x, "train_on_batch", "fit")
+        if self._num_parts > 1:
+            raise UserError(_NO_PARTS)
         return super().train_on_batch(x, *args, **kwargs)
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:

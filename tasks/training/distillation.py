@@ -3,8 +3,9 @@
     loss = alpha T^2 KL(softmax(teacher / T) || softmax(student / T)) + (1 - alpha) loss of labels
 
 Each term is a weighted mean over its own rows: the teacher's over all of them, that of the labels
-over the labelled ones, with the weights of classes and rows. The teacher's outputs are computed
-once, before training, and kept in RUN/teacher.npz.
+over the labelled ones, with the weights of classes and rows. Embedders learn the vectors of their
+teacher instead of logits, also without any labels. The teacher's outputs are computed once, before
+training, and kept in RUN/teacher.npz.
 
 Shape suffixes: N examples, C labels or choices, S samples, W windows, (L) tokens of a window
 (ragged), T tokens of all windows.
@@ -28,9 +29,12 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.runs import checkpoints
+from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import exact_float32
+from bert_tf.weights.sentence_transformers import KIND
+from bert_tf.weights.sources import read_pretrained
 from tasks.base.task import task_from_dict
 from tasks.data.examples import Arrays, EncodedExamples, Examples
 from tasks.data.windows import concat
@@ -41,7 +45,6 @@ from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.training.settings import check_teacher, is_saved_model
 
 if TYPE_CHECKING:
-    from bert_tf.runs.run import Run
     from tasks.base.task import Task
 
 _FILE = "teacher.npz"
@@ -59,6 +62,7 @@ class Teacher:
         name: The teacher in messages.
         task: Its task.
         record: Its entry in train.json: "source" and the "sha256" of its weights.
+        vector_size: Size of its vectors, if it is an embedder.
         outputs: Function from a student's examples, with the windows of the student, and a callable
             that takes lines of progress, to the outputs in the order of its samples: float32 arrays
             by name. Outputs per token are padded to max_seq_length. It raises UserError if the
@@ -69,6 +73,7 @@ class Teacher:
     task: Task
     record: Mapping[str, str]
     outputs: Callable[[EncodedExamples, Callable[[str], None]], Arrays]
+    vector_size: int | None = None
 
     def check_fits(self, task: Task) -> None:
         """Check that the outputs are those that a student of a task learns.
@@ -86,6 +91,18 @@ class Teacher:
                     f"{self.name}: {name} differs. Expected that of the student, "
                     f"{_joined(expected)}. Received: {_joined(own)}"
                 )
+
+    def check_size(self, size: int | None) -> None:
+        """Check the size of the vectors of a student, `None` if it has none.
+
+        Raises:
+            UserError: If those of the teacher have another size.
+        """
+        if size != self.vector_size:
+            raise UserError(
+                f"{self.name}: its vectors have {self.vector_size} numbers, those of the student "
+                f"{size}; expected dense_units={self.vector_size}, a projection of the student"
+            )
 
 
 def model_teacher(
@@ -106,7 +123,8 @@ def model_teacher(
     def outputs(student, log):
         return _network_outputs(name, task, network, pipeline(), strategy, student, log)
 
-    return Teacher(name, task, {"source": "model", "sha256": _sha256(values)}, outputs)
+    record = {"source": "model", "sha256": _sha256(values)}
+    return Teacher(name, task, record, outputs, task.vector_size(network.encoder.config))
 
 
 def read_teacher(path: str, kind: str, strategy: tf.distribute.Strategy) -> Teacher:
@@ -121,6 +139,8 @@ def read_teacher(path: str, kind: str, strategy: tf.distribute.Strategy) -> Teac
         UserError: If there is no model of this task type.
     """
     of_version = check_teacher(path, kind)
+    if kind == KIND and not Run.exists(path):
+        return _embedder_teacher(path, strategy)
     if is_saved_model(path):
         return _saved_model_teacher(path, task_from_dict(of_version or {}))
     return _run_teacher(path, strategy)
@@ -128,26 +148,52 @@ def read_teacher(path: str, kind: str, strategy: tf.distribute.Strategy) -> Teac
 
 def _run_teacher(path, strategy):
     """Return the best checkpoint of a run, else the latest, which is loaded when it is needed."""
-    source, name = RunCheckpoint.open(path), f"--teacher={path}"
-    task, config = source.task, source.run.config
+    source = RunCheckpoint.open(path)
     values = {
         name: value
         for name, value in checkpoints.read(source.path).items()
         if not checkpoints.OPTIMIZER_STATE.fullmatch(name)
     }
 
+    return _stored_teacher(
+        *(path, source.task, source.run.config, source.run.vocabulary),
+        {"source": f"run {source.path}", "sha256": _sha256(values)},
+        lambda: functools.partial(source.assign, source.read()),
+        strategy,
+    )
+
+
+def _embedder_teacher(path, strategy):
+    """Return an embedder that is no run."""
+    pretrained = read_pretrained(path)
+    task = task_from_dict(pretrained.embedder or {})
+    head = pretrained.head_for(task.to_dict(), keep=True)
+    return _stored_teacher(
+        *(path, task, pretrained.config, pretrained.vocabulary),
+        {"source": pretrained.source, "sha256": _sha256(pretrained.weights)},
+        lambda: functools.partial(pretrained.assign_to, head=head),
+        strategy,
+    )
+
+
+def _stored_teacher(path, task, config, vocabulary, record, read, strategy):
+    """Return a teacher that is loaded when it is needed.
+
+    `read` returns the function that assigns the weights to a network.
+    """
+    name = f"--teacher={path}"
+
     def outputs(student, log):
-        weights = source.read()
+        assign = read()
         with exact_float32():  # Whatever the precision of the student.
             with strategy.scope():
                 network = task.build_model(config)
-            source.assign(weights, network)
-            tokenizer = Preprocessor.of(task, config, source.run.vocabulary).tokenizer
+            assign(network)
+            tokenizer = Preprocessor.of(task, config, vocabulary).tokenizer
             pipeline = Pipeline(task, tokenizer, network)
             return _network_outputs(name, task, network, pipeline, strategy, student, log)
 
-    record = {"source": f"run {source.path}", "sha256": _sha256(values)}
-    return Teacher(name, task, record, outputs)
+    return Teacher(name, task, record, outputs, task.vector_size(config))
 
 
 def _network_outputs(name, task, network, pipeline, strategy, student, log):
@@ -261,20 +307,19 @@ class Distillation:
                 f"{before.get('source')}; choose a new --output_dir"
             )
 
-    def losses(self, task: Task) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return `losses` and `more_losses` of `TrainStep`."""
-
-        def scaled(loss, factor):
-            return lambda labels, output: factor * loss(labels, output)
-
+    def losses(self, distilled: DistilledExamples) -> dict[str, dict[str, Any]]:
+        """Return the arguments of `TrainStep` that are its losses, and their weights."""
+        task, is_labelled = distilled.task, bool(distilled.labelled.labels)
+        losses = dict(task.losses) if is_labelled else {}
         soft = {
-            name: functools.partial(loss, temperature=self.temperature)
+            _PREFIX + name: (name, functools.partial(loss, temperature=self.temperature))
             for name, loss in task.soft_losses.items()
         }
-        return (
-            {name: scaled(loss, 1.0 - self.alpha) for name, loss in task.losses.items()},
-            {_PREFIX + name: (name, scaled(loss, self.alpha)) for name, loss in soft.items()},
-        )
+        weights = {
+            **dict.fromkeys(losses, 1.0 - self.alpha),
+            **dict.fromkeys(soft, self.alpha if is_labelled else 1.0),
+        }
+        return {"losses": losses, "more_losses": soft, "loss_weights": weights}
 
     def distilled(
         self,
@@ -369,7 +414,8 @@ class DistilledExamples(EncodedExamples):
             labels[name] = self._filled(self.labelled.labels[name])
             weights[name] = self._filled(scaled)
         for name, values in self.outputs.items():
-            own, others = self.labelled.weights[name], soft[name][num_labelled:]
+            own = self.labelled.weights.get(name, soft[name][:num_labelled])
+            others = soft[name][num_labelled:]
             if self.task.has_windows:
                 values = windows.packed.input_ids.with_flat_values(values)
             labels[_PREFIX + name] = values

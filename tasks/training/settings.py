@@ -14,6 +14,8 @@ from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.system.command import check_bounds, check_types, flag
 from bert_tf.train.settings import compile_flag, deterministic_flag, precision_flag
+from bert_tf.weights import sources
+from bert_tf.weights.sentence_transformers import KIND
 from tasks.base import task_types
 from tasks.base.input_checks import check_run
 from tasks.graph.published import TASK_OF_VERSION, published_task
@@ -98,7 +100,8 @@ class TrainingSettings:
         of_model=True,
     )
     teacher: str | None = flag(
-        "fine-tuned run, or published SavedModel, whose outputs are learned (docs/distillation.md)",
+        "fine-tuned run, or published SavedModel, whose outputs are learned; of task similarity "
+        "also a directory of sentence-transformers (docs/distillation.md)",
         None,
     )
     distill_temperature: float = flag(
@@ -151,8 +154,8 @@ class TrainingSettings:
         if task_type and not task_type.has_teacher:
             raise UserError(f"--teacher: not supported by task {kind}, which has no logits")
         default = _DEFAULTS["distill_temperature"]
-        if kind == "regression" and self.distill_temperature != default:
-            raise UserError("--distill_temperature: not supported by task regression")
+        if kind in ("regression", KIND) and self.distill_temperature != default:
+            raise UserError(f"--distill_temperature: not supported by task {kind}")
 
     def check_fits(self, config: BertConfig, origin: str) -> None:
         """Check that pretrained weights, which come from `origin`, have enough layers.
@@ -192,13 +195,23 @@ def is_saved_model(path: str) -> bool:
 def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
     """Check that a teacher is a fine-tuned run or a published version of a student's task type.
 
+    That of an embedder may be any embedder.
+
     Returns:
-        The values of its task.json, or None for a remote path.
+        The values of its task.json, or None for a remote path and an embedder that is no run.
 
     Raises:
         UserError: It is not.
     """
     if files.is_remote(path):
+        return None
+    if kind == KIND and not Run.exists(path):
+        sources.check(path, as_embedder=True)
+        if not sources.embedder_settings(path):
+            raise UserError(
+                f"--teacher={path}: expected a run of task {kind} or a directory of "
+                "sentence-transformers"
+            )
         return None
     if not is_saved_model(path):
         task = Run.open(path).task

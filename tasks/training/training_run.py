@@ -176,11 +176,12 @@ class TrainingRun:
             if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
                 self._plot(run, evaluator, encoded_devs[:1], best)
             return run
-        distilled, losses = None, task.losses
-        more_losses: Mapping[str, Any] = {}
+        distilled = None
+        losses: dict[str, Any] = {"losses": task.losses}
         if self.distillation:
+            self.distillation.teacher.check_size(task.vector_size(model.encoder.config))
             distilled = self.distillation.distilled(encoded, unlabelled, run, log)
-            losses, more_losses = self.distillation.losses(task)
+            losses = self.distillation.losses(distilled)
         # Create the run directory only now, after all checks, so that user errors leave none.
         if run is None:
             if has_new_head:
@@ -210,10 +211,13 @@ class TrainingRun:
         TrainingLoop(
             run,
             TrainStep(
-                *(model, losses, optimizer, strategy, settings.seed),
+                model=model,
+                optimizer=optimizer,
+                strategy=strategy,
+                seed=settings.seed,
                 accumulation_steps=settings.gradient_accumulation_steps,
-                more_losses=more_losses,
                 is_compiled=self.is_compiled,
+                **losses,
             ),
             lambda step, local: self._batches(distilled or encoded, step, local),
             num_train_steps,
@@ -270,7 +274,9 @@ class TrainingRun:
     def encode_unlabelled(self, pipeline: Pipeline) -> list[EncodedExamples]:
         """Return the encoded unlabelled examples."""
         return [
-            EncodedExamples.encode(examples, pipeline, self._layout, self.is_compiled)
+            EncodedExamples.encode(
+                self.task.as_training_rows(examples), pipeline, self._layout, self.is_compiled
+            )
             for examples in (self.distillation.unlabelled if self.distillation else ())
         ]
 

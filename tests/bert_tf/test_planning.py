@@ -238,6 +238,19 @@ def test_finetuning_by_hand():
     assert "3 of 4 samples" in "\n".join(finetuning_lines(finetuning(), result))
 
 
+def test_parts_of_a_batch_take_their_own_memory_and_the_time_of_all():
+    whole = estimate_finetuning(finetuning(samples=[[8]] * 8, global_batch_size=8))
+    part = estimate_finetuning(finetuning(samples=[[8]] * 8, global_batch_size=2))
+    parts = {"samples": [[8]] * 8, "global_batch_size": 8, "accumulation_steps": 4}
+    result = estimate_finetuning(finetuning(**parts))
+    assert result.memory == part.memory and result.memory["peak"] < whole.memory["peak"]
+    assert result.most_tokens == part.most_tokens
+    assert result.largest_batch == 4 * part.largest_batch
+    assert result.step_seconds == pytest.approx(whole.step_seconds, rel=0.05)
+    cached = estimate_finetuning(finetuning(**parts, is_cached=True))
+    assert cached.step_seconds > 1.2 * (result.step_seconds - 5e-3)
+
+
 def test_finetuning_adds_evaluations_runs_and_padding():
     result = estimate_finetuning(finetuning())
     evaluated = estimate_finetuning(finetuning(dev_samples=[[4], [6], [8], [10]]))

@@ -244,10 +244,24 @@ def test_a_cross_encoder_reads_pairs_and_has_its_activation(
     assert (pretrained.task["activation"], pretrained.task["text_columns"]) == expected
 
 
-def test_another_activation_of_a_cross_encoder_is_named(tmp_path, config, vocabulary):
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_outputs_with_a_sigmoid_are_labels_of_their_own(
+    tmp_path, config, vocabulary, count
+):
+    activation = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}
+    kernel, _ = write_head(
+        tmp_path / "model", config, vocabulary, "SequenceClassification", count, **activation
+    )
+    pretrained = read_pretrained(tmp_path / "model")
+    assert pretrained.task["kind"] == "classification" and pretrained.task["multi_label"]
+    np.testing.assert_array_equal(pretrained.weights["classifier/kernel"], kernel)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_another_activation_of_a_cross_encoder_is_named(tmp_path, config, vocabulary, count):
     activation = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}
     path = tmp_path / "model"
-    write_head(path, config, vocabulary, "SequenceClassification", 1, **activation)
+    write_head(path, config, vocabulary, "SequenceClassification", count, **activation)
     pretrained = read_pretrained(path)
     assert pretrained.task is None
     assert "activation Tanh: expected one of identity, sigmoid" in pretrained.origin

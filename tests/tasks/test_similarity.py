@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from bert_tf.errors import UserError
 from tasks import TextEmbedder, load_model, read_examples
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings
+from tasks.types.similarity.text_embedder import SimilarityTask
 from tests import sentence_transformers_files, small
 
 ANCHORS = ["the bill", "screen broken", "app does not open", "too high"]
@@ -76,11 +78,69 @@ def test_triplets_need_negatives(huggingface_dir):
         ((ANCHORS, POSITIVES), [1.0] * 4, "expected no label for a pair with loss='contrastive'"),
         ((ANCHORS, POSITIVES[:3]), None, "4 of anchor, 3 of positive"),
         ((ANCHORS, POSITIVES, NEGATIVES[:2]), None, "expected 4 of negatives"),
+        ((ANCHORS, POSITIVES, NEGATIVES, NEGATIVES), None, "negatives may be lists.* 4 columns"),
+        ([ANCHORS, POSITIVES], None, "expected texts, or a tuple of anchors.*a list of lists"),
+        ((ANCHORS, [*POSITIVES[:3], " "]), None, "row 3: expected a text, received an empty"),
+        (ANCHORS, POSITIVES, "received 4 classes of one text each; pairs of texts are a tuple"),
+        (ANCHORS, ["a", float("nan"), "a", "b"], r"y.1.: expected a class, received nan"),
+        (ANCHORS, ["a", "", "a", "b"], r"y.1.: expected a class, received an empty string"),
     ],
 )
 def test_wrong_rows_are_refused(model, x, y, message):
     with pytest.raises(UserError, match=message):
         model.fit(x, y)
+
+
+def test_missing_and_numbered_negatives_of_a_table_are_read(model):
+    table = {
+        "anchor": ANCHORS,
+        "positive": POSITIVES,
+        "negative_1": [None, *NEGATIVES[1:]],
+        "negative_2": [float("nan"), " ", "cafe", ""],
+    }
+    rows = model.task.labelled_columns(table)["text"]
+    assert [row[2:] for row in rows] == [[], ["the bill"], ["screen is un", "cafe"], ["cafe"]]
+
+
+def test_rows_of_dev_data_have_to_fit_the_loss(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    pairs, scores = (SimilarityTask(max_seq_length=8, loss=loss) for loss in ("triplet", "cosent"))
+    with pytest.raises(UserError, match="scores.tsv:2: expected no label for a pair with loss='tr"):
+        pairs.load_examples(tmp_path / "scores.tsv")
+    with pytest.raises(UserError, match="pairs.csv:2: expected two texts and a number with loss='"):
+        scores.load_examples(tmp_path / "pairs.csv")
+    (tmp_path / "ids.csv").write_text("text,label\nthe bill,1\n")
+    with pytest.raises(UserError, match="ids.csv:2: expected two texts and a number.*received 1 "):
+        scores.load_examples(tmp_path / "ids.csv")
+
+
+def test_negatives_are_read_from_any_row_and_column(tmp_path):
+    (tmp_path / "late.jsonl").write_text(
+        '{"anchor": "a", "positive": "b"}\n'
+        '{"anchor": "c", "positive": "d", "negatives": ["e &amp; f", " "], "negative": "g"}\n'
+    )
+    task = SimilarityTask(max_seq_length=8, unescape_html=True)
+    rows = task.load_examples(tmp_path / "late.jsonl").texts["text"]
+    assert rows == [["a", "b"], ["c", "d", "e & f", "g"]]
+    (tmp_path / "many.csv").write_text("anchor,positive,negative_1,negative_2\na,b,c,d\n")
+    assert task.load_examples(tmp_path / "many.csv").texts["text"] == [["a", "b", "c", "d"]]
+    with pytest.raises(UserError, match="--negatives_column=other: .*many.csv has no row with a t"):
+        SimilarityTask.from_data(tmp_path / "many.csv", max_seq_length=8, negatives_column="other")
+
+
+def test_labels_of_a_file_are_stripped(tmp_path):
+    (tmp_path / "classes.csv").write_text("text,label\nthe bill,a \nmy app,a\n")
+    task = SimilarityTask(max_seq_length=8)
+    assert task.load_examples(tmp_path / "classes.csv").labels == ["a", "a"]
+    (tmp_path / "classes.csv").write_text("text,label\nthe bill,a\nmy app, \n")
+    with pytest.raises(UserError, match="classes.csv:3: expected a class, received an em"):
+        task.load_examples(tmp_path / "classes.csv")
+
+
+def test_texts_of_the_same_tokens_are_equal(model):
+    rows = (["The bill", "screen", "app"], ["my app", "the  BILL", "cafe"])
+    np.testing.assert_array_equal(model.encode(rows).labels["embedding"], [[0, 1], [2, 0], [3, 4]])
 
 
 FILES = {
@@ -163,6 +223,27 @@ def test_an_embedder_keeps_its_pooling_and_dense_layers(tmp_path, config, vocabu
     assert finetune(settings).path == str(tmp_path / "run")  # Finished: nothing to do.
 
 
+@pytest.mark.medium
+def test_an_embedder_keeps_its_maximum_length(tmp_path, config, vocabulary):
+    directory = sentence_transformers_files.write(
+        tmp_path / "embedder", config, vocabulary, encoder={"max_seq_length": 9}
+    )
+    (tmp_path / "pairs.csv").write_text(FILES["pairs.csv"])
+    settings = FinetuneSettings(
+        task="similarity",
+        train=str(tmp_path / "pairs.csv"),
+        init_from=str(directory),
+        output_dir=str(tmp_path / "run"),
+        global_batch_size=2,
+    )
+    assert settings.max_seq_length == 9
+    assert dataclasses.replace(settings, max_seq_length=11).max_seq_length == 11
+    settings.check()
+    assert load_model(finetune(settings).path).task.max_seq_length == 9
+    shutil.rmtree(directory)  # The run itself knows its length.
+    assert dataclasses.replace(settings, max_seq_length=None).max_seq_length == 9
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -212,12 +293,31 @@ def fitted(directory, **options):
     return history.history["loss"], model.predict(ANCHORS)
 
 
+@pytest.mark.medium
+def test_fit_in_parts_trains_like_whole_batches(tmp_path, without_dropout):
+    losses, vectors = fitted(without_dropout)
+    losses_of_parts, vectors_of_parts = fitted(without_dropout, gradient_accumulation_steps=2)
+    np.testing.assert_allclose(losses_of_parts, losses, rtol=1e-4)
+    np.testing.assert_allclose(vectors_of_parts, vectors, rtol=1e-3, atol=1e-4)
+    model = TextEmbedder.from_pretrained(without_dropout)
+    model.compile(gradient_accumulation_steps=2)
+    model.save(tmp_path / "model.keras")
+    for one in (model, load_model(tmp_path / "model.keras")):
+        with pytest.raises(UserError, match="batch_size=3: expected a multiple of gradient_acc"):
+            one.fit((ANCHORS, POSITIVES), batch_size=3)
+        with pytest.raises(UserError, match="gradient_accumulation_steps: expected rows in mem"):
+            one.fit(one.preprocessor(ANCHORS))
+
+
 @pytest.mark.slow
 def test_packed_rows_and_replicas_train_like_flat_ones(without_dropout, mirrored):
     losses, vectors = fitted(without_dropout)
-    packed_losses, packed_vectors = fitted(without_dropout, jit_compile=True)
-    np.testing.assert_allclose(packed_losses, losses, rtol=1e-4)
-    np.testing.assert_allclose(packed_vectors, vectors, rtol=1e-3, atol=1e-4)
+    for parts in (1, 2):
+        packed_losses, packed_vectors = fitted(
+            without_dropout, jit_compile=True, gradient_accumulation_steps=parts
+        )
+        np.testing.assert_allclose(packed_losses, losses, rtol=1e-4)
+        np.testing.assert_allclose(packed_vectors, vectors, rtol=1e-3, atol=1e-4)
     with mirrored.scope():
         losses_of_two, vectors_of_two = fitted(without_dropout)
     np.testing.assert_allclose(losses_of_two, losses, rtol=1e-4)

@@ -45,6 +45,23 @@ def test_an_anchor_is_not_its_own_negative():
     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
+def test_another_positive_of_the_anchor_is_no_negative():
+    # Both rows have the first anchor. The third one has its second positive as well.
+    vectors = tf.concat([pairs()[:, :2], [[[1.0, 1.0], [3.0, 4.0]]]], axis=0)
+    texts = tf.constant([[0, 1], [0, 4], [5, 4]])
+    values = losses.in_batch_negatives(texts, vectors, tf.ones(3), temperature=0.5).numpy()
+    np.testing.assert_allclose(values[:2], [0.0, 0.0], atol=1e-6)
+    # For the third anchor the first positive is one, with cosines of 0.71 and 0.99.
+    expected = math.log(1 + math.exp((1 / math.sqrt(2) - 7 / math.sqrt(50)) / 0.5))
+    np.testing.assert_allclose(values[2], expected, rtol=1e-5)
+
+
+def test_another_anchor_of_the_positive_is_no_negative_of_it():
+    texts = tf.constant([[0, 1], [3, 1]])
+    values = losses.in_batch_negatives(texts, pairs()[:, :2], ONES, 0.5, symmetric=True).numpy()
+    np.testing.assert_allclose(values, [0.0, 0.0], atol=1e-6)
+
+
 def test_padding_gives_no_candidates():
     texts = tf.constant([[0, 1, 2], [3, 4, 5]])
     padded = losses.in_batch_negatives(texts, pairs(), tf.constant([1.0, 0.0]), 0.5)[0]
@@ -68,6 +85,10 @@ def test_cosent_compares_all_pairs_of_different_scores():
     values = losses.ranked_cosines(scores, vectors, tf.ones(3), temperature=0.5).numpy()
     expected = math.log(1 + math.exp((1.0 - 0.8) / 0.5) + math.exp((1.0 - 0.0) / 0.5))
     np.testing.assert_allclose(values, [expected] * 3, rtol=1e-5)
+    twice = losses.ranked_cosines(scores, vectors, tf.constant([1.0, 1.0, 2.0]), 0.5).numpy()
+    again = tf.concat([vectors, vectors[2:]], axis=0), tf.constant([0.2, 0.9, 0.9, 0.9])
+    expected = losses.ranked_cosines(again[1], again[0], tf.ones(4), 0.5).numpy()
+    np.testing.assert_allclose(twice[0], expected[0], rtol=1e-5)
     padded = losses.ranked_cosines(scores, vectors, tf.constant([1.0, 1.0, 0.0]), 0.5).numpy()
     np.testing.assert_allclose(padded[0], math.log(1 + math.exp(0.2 / 0.5)), rtol=1e-5)
 

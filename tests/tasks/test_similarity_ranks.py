@@ -27,6 +27,14 @@ def test_missing_texts_and_the_anchor_itself_are_no_candidates():
     assert ranks_of_positives(numbers, VECTORS, "cosine")["recall@1"] == 1.0
 
 
+def test_an_anchor_of_several_rows_has_all_their_positives():
+    vectors = np.array([[[1, 0], [1, 0.1]], [[1, 0], [1, 0.3]], [[0, 1], [1, 0.2]]], np.float32)
+    numbers = np.array([[0, 1], [0, 2], [3, 4]], np.int32)
+    # Both rows of anchor 0 find the positive 1 first; anchor 3 finds the positive 2 before its own.
+    expected = {"recall@1": 2 / 3, "recall@10": 1.0, "mrr@10": (1 + 1 + 1 / 2) / 3}
+    assert ranks_of_positives(numbers, vectors, "cosine") == pytest.approx(expected)
+
+
 def test_equal_vectors_have_no_good_rank():
     vectors = np.ones_like(VECTORS)
     assert ranks_of_positives(NUMBERS, vectors, "cosine")["mrr@10"] == pytest.approx(1 / 4)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import html
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bert_tf.errors import UserError
@@ -21,7 +23,7 @@ from tasks.data.readers.rows import (
 )
 
 PAIR_COLUMNS = ("anchor", "positive")
-NEGATIVE_COLUMNS = ("negatives", "negative")
+_NEGATIVES = re.compile(r"negatives?|negative_\d+")  # Numbered ones as in sentence-transformers.
 _SCORES = ("score", "label")
 
 
@@ -30,14 +32,19 @@ class PairColumns(NamedTuple):
 
     Attributes:
         texts: Of the anchor and the positive, of the two texts of a scored pair, or of a text.
-        negatives: Of the hard negatives, one text or a list, if there is one.
+        negatives: Of the hard negatives, each a text or a list, which rows may lack.
         label: Of the score of a pair, or of the class of a text; `None` for an anchor and its
             positive.
     """
 
     texts: tuple[str, ...]
-    negatives: str | None = None
+    negatives: tuple[str, ...] = ()
     label: str | None = None
+
+
+def negative_columns(names: Iterable[Any]) -> tuple[str, ...]:
+    """Return those of the names of columns that are of hard negatives."""
+    return tuple(name for name in map(str, names) if _NEGATIVES.fullmatch(name))
 
 
 def task_rows(
@@ -58,12 +65,14 @@ def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | Ba
     Args:
         task: Values of a task.json: "pair_columns", "text_columns" other than ("text",),
             "negatives_column" and "label_column" name columns; otherwise they are found by their
-            names.
+            names. With "has_teacher", texts may have no label.
         source: .csv, .tsv, .jsonl or .parquet with the columns anchor, positive and optionally
-            negative or negatives; text_a, text_b and score; or text and label.
+            negative, negatives or negative_1, negative_2, ...; text_a, text_b and score; or text
+            and label.
 
     Yields:
-        An `Example` with "text", a list of strings, and the label as it is written; or a `BadRow`.
+        An `Example` with "text", a list of strings, and the label as it is written, or `None`; or a
+        `BadRow`.
 
     Raises:
         UserError: If the file cannot be read or has none of these columns.
@@ -71,24 +80,27 @@ def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | Ba
     file = data_file(source, SUFFIXES)
     columns = columns_of_pairs(task, file)
     names = [*columns.texts, *([columns.label] if columns.label else [])]
-    lists = [columns.negatives] if columns.negatives else []
+    unescape_html = task.get("unescape_html", False)
 
     def example(values, location):
         texts = [values[column] for column in columns.texts]
         for column, text in zip(columns.texts, texts, strict=True):
             if not text.strip():
                 raise RowError(f"column {column!r}: expected a text, received an empty string")
-        negatives = values[columns.negatives] if columns.negatives in values else []
-        negatives = [negatives] if isinstance(negatives, str) else negatives
-        texts += [text for text in negatives if text.strip()]
+        for column in columns.negatives:
+            negatives = values.get(column, [])
+            negatives = [negatives] if isinstance(negatives, str) else negatives
+            # Of columns with lists they are still as in the file.
+            negatives = map(html.unescape, negatives) if unescape_html else negatives
+            texts += [text for text in negatives if text.strip()]
         return Example({"text": texts}, values[columns.label] if columns.label else None, location)
 
     return read_rows(
         file,
         names,
-        task.get("unescape_html", False),
-        lists=lists,
-        optional=lists,
+        unescape_html,
+        lists=columns.negatives,
+        optional=columns.negatives,
         make=example,
     )
 
@@ -100,12 +112,17 @@ def columns_of_pairs(task: Mapping[str, Any], file: DataFile) -> PairColumns:
         UserError: If the file has no columns of labelled rows.
     """
     given = tuple(task.get("pair_columns") or task.get("text_columns", ("text",)))
-    label, negatives = task.get("label_column"), task.get("negatives_column")
+    label, column = task.get("label_column"), task.get("negatives_column")
     _, first = next(named_rows(file, ()), (0, {}))
     there = () if isinstance(first, RowError) else tuple(first)
-    negatives = negatives or next((name for name in NEGATIVE_COLUMNS if name in there), None)
+    # The first row of .jsonl may have none.
+    found = ("negatives", "negative", *negative_columns(there))
+    negatives = (column,) if column else tuple(dict.fromkeys(found))
     if len(given) == 2:
-        return PairColumns(given, None if label else negatives, label)
+        return PairColumns(given, () if label else negatives, label)
+    is_unlabelled = task.get("has_teacher") and not {label or "label", *_SCORES} & set(there)
+    if is_unlabelled and set(given) <= set(there):
+        return PairColumns(given)
     if given != ("text",):
         return PairColumns(given, label=label or "label")
     if set(PAIR_COLUMNS) <= set(there) and label is None:

@@ -44,6 +44,12 @@ SIMILARITIES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
 }
 
 
+def pooled_size(config: BertConfig, layers: str, pooling: str) -> int:
+    """Return the size of vectors before dense layers; arguments as of `EmbeddingModel`."""
+    num_layers = 4 if layers == "concat_last_4" else 1
+    return config.hidden_size * num_layers * len(pooling.split("+"))
+
+
 def normalized(vectors: tf.Tensor) -> tf.Tensor:
     """Return vectors `(..., D)` divided by their norms."""
     return tf.math.l2_normalize(vectors, axis=-1, epsilon=MIN_NORM**2)
@@ -83,7 +89,7 @@ class EmbeddingModel(keras.Model):
         self.encoder = Encoder(config, dtype=dtype)
         self.encoder.build()
         self.encoder.pooler.trainable = False  # It is not used.
-        size = config.hidden_size * (4 if layers == "concat_last_4" else 1) * len(self.pools)
+        size = pooled_size(config, layers, pooling)
         self.dense_layers = []
         for number, (units, activation) in enumerate(
             zip(dense_units, dense_activations, strict=True)

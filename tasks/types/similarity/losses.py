@@ -1,4 +1,4 @@
-"""Losses of embeddings: of pairs with in-batch negatives, of scored pairs, and of triplets.
+"""Losses of embeddings: in-batch negatives, scored pairs, triplets, and vectors of a teacher.
 
 Every loss takes the embeddings of the texts of B rows, `(B, C, D)`: of a row, its anchor, its
 positive, and its hard negatives, or the two texts of a scored pair.
@@ -68,8 +68,8 @@ def in_batch_negatives(
     """Return the softmax cross-entropy of each anchor's positive among the texts of all rows.
 
     This is InfoNCE (van den Oord et al. 2018), with the positives and hard negatives of the other
-    rows as negatives (Henderson et al. 2017). A text that equals the positive, or the anchor, is no
-    negative.
+    rows as negatives (Henderson et al. 2017). A text that equals the anchor, or a positive of it in
+    any row of the batch, is no negative.
 
     Args:
         texts_BC: Integer number of each text: equal numbers are equal texts, or texts that are
@@ -93,21 +93,27 @@ def in_batch_negatives(
     # All positives come first, so that the positive of row b is candidate b.
     candidates_GD = tf.concat([positives_BD, tf.reshape(vectors_BCD[:, 2:], [-1, size])], axis=0)
     texts_G = tf.concat([texts_BC[:, positive], tf.reshape(texts_BC[:, 2:], [-1])], axis=0)
-    own = [texts_BC[:, 0], texts_BC[:, positive]]
-    losses_B = _cross_entropy(anchors_BD, candidates_GD, texts_G, own, temperature)
+    own_B, others_B = texts_BC[:, 0], texts_BC[:, positive]
+    losses_B = _cross_entropy(anchors_BD, candidates_GD, texts_G, own_B, others_B, temperature)
     if not symmetric:
         return losses_B
-    others_B = _cross_entropy(positives_BD, anchors_BD, texts_BC[:, 0], own, temperature)
-    return (losses_B + others_B) / 2.0
+    of_positives_B = _cross_entropy(positives_BD, anchors_BD, own_B, others_B, own_B, temperature)
+    return (losses_B + of_positives_B) / 2.0
 
 
-def _cross_entropy(queries_BD, candidates_GD, texts_G, excluded_B, temperature):
-    """Return -log softmax of candidate b for query b; texts equal to `excluded_B` are left out."""
+def _cross_entropy(queries_BD, candidates_GD, texts_G, own_B, others_B, temperature):
+    """Return -log softmax of candidate b for query b.
+
+    Left out are candidates that equal the text of the query, `own_B`, or the text of `others_B` in
+    a row with the same query.
+    """
     scores_BG = tf.matmul(queries_BD, candidates_GD, transpose_b=True) / temperature
     num_rows, num_candidates = tf.unstack(tf.shape(scores_BG))
-    is_excluded_BG = (texts_G == NO_TEXT)[tf.newaxis]
-    for texts_B in excluded_B:
-        is_excluded_BG |= texts_B[:, tf.newaxis] == texts_G[tf.newaxis]
+    is_same_BB = own_B[:, tf.newaxis] == own_B[tf.newaxis]
+    is_other_BG = others_B[:, tf.newaxis] == texts_G[tf.newaxis]
+    num_known_BG = tf.matmul(tf.cast(is_same_BB, tf.float32), tf.cast(is_other_BG, tf.float32))
+    is_excluded_BG = (num_known_BG > 0) | (own_B[:, tf.newaxis] == texts_G[tf.newaxis])
+    is_excluded_BG |= (texts_G == NO_TEXT)[tf.newaxis]
     is_own_BG = tf.range(num_rows)[:, tf.newaxis] == tf.range(num_candidates)[tf.newaxis]
     scores_BG = tf.where(is_excluded_BG & ~is_own_BG, _EXCLUDED, scores_BG)
     return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(num_rows), scores_BG)
@@ -118,7 +124,8 @@ def ranked_cosines(
 ) -> tf.Tensor:
     """Return CoSENT: log(1 + sum exp((cos_i - cos_j) / temperature)) over score_i < score_j.
 
-    The loss asks for the order of the cosines alone (Su 2022). It is one number for the batch.
+    The loss asks for the order of the cosines alone (Su 2022). It is one number for the batch, in
+    which a row of weight 2 counts like two rows.
 
     Args:
         scores_B: Scores of the pairs.
@@ -134,6 +141,8 @@ def ranked_cosines(
     differences_BB = cosines_B[:, tf.newaxis] - cosines_B[tf.newaxis]
     is_wrong_BB = scores_B[:, tf.newaxis] < scores_B[tf.newaxis]
     is_wrong_BB &= is_row_B[:, tf.newaxis] & is_row_B[tf.newaxis]
+    log_weights_B = tf.math.log(tf.where(is_row_B, tf.cast(weights_B, tf.float32), 1.0))
+    differences_BB += log_weights_B[:, tf.newaxis] + log_weights_B[tf.newaxis]
     differences_BB = tf.where(is_wrong_BB, differences_BB, _EXCLUDED)
     loss = tf.reduce_logsumexp(tf.pad(tf.reshape(differences_BB, [-1]), [[1, 0]]))
     return tf.fill(tf.shape(scores_B), loss)
@@ -161,6 +170,33 @@ def triplet_margin(texts_BC: tf.Tensor, vectors_BCD: tf.Tensor, margin: float) -
     is_there_BC = tf.cast(texts_BC[:, 2:] != NO_TEXT, tf.float32)
     return tf.math.divide_no_nan(
         tf.reduce_sum(losses_BC * is_there_BC, axis=1), tf.reduce_sum(is_there_BC, axis=1)
+    )
+
+
+def vector_distance(
+    teacher_BCD: tf.Tensor, vectors_BCD: tf.Tensor, temperature: float, similarity: str
+) -> tf.Tensor:
+    """Return half the squared distance of vectors from a teacher's, as a mean over a row's texts.
+
+    With the similarity "cosine" it is that of vectors of length 1, which is 1 - cosine: lengths do
+    not matter then, and of the other similarities they do.
+
+    Args:
+        teacher_BCD: Embeddings of the teacher, 0 for a missing text.
+        vectors_BCD: Embeddings of the student.
+        temperature: Not used; vectors have none.
+        similarity: A key of SIMILARITIES.
+
+    Returns:
+        float32 `(B,)`.
+    """
+    teacher_BCD, vectors_BCD = (tf.cast(of, tf.float32) for of in (teacher_BCD, vectors_BCD))
+    is_there_BC = tf.cast(tf.reduce_any(teacher_BCD != 0.0, axis=-1), tf.float32)
+    if similarity == "cosine":
+        teacher_BCD, vectors_BCD = normalized(teacher_BCD), normalized(vectors_BCD)
+    distances_BC = tf.reduce_sum(tf.square(teacher_BCD - vectors_BCD), axis=-1) / 2.0
+    return tf.math.divide_no_nan(
+        tf.reduce_sum(distances_BC * is_there_BC, axis=1), tf.reduce_sum(is_there_BC, axis=1)
     )
 
 

@@ -21,8 +21,8 @@ def ranks_of_positives(
     rank of the first positive.
 
     An anchor's candidates are the distinct positives and negatives of all rows; of rows of one
-    text, the other texts. A tie with the positive counts as better than it, so that equal vectors
-    have no good ranks.
+    text, the other texts. An anchor of several rows has the positives of all of them. A tie with
+    the positive counts as better than it, so that equal vectors have no good ranks.
 
     Args:
         numbers_NC: Numbers of the texts, equal for equal texts and texts of one class; NO_TEXT for
@@ -38,17 +38,24 @@ def ranks_of_positives(
         vectors_GD = vectors_NCD[:, 1:].reshape(-1, vectors_NCD.shape[-1])[first_G]
         is_text_G = candidates_G != NO_TEXT
         candidates_G, vectors_GD = candidates_G[is_text_G], vectors_GD[is_text_G]
+        of_anchor: dict[int, set[int]] = {}
+        places_N = np.searchsorted(candidates_G, own_N)
+        for anchor, place in zip(anchors_N.tolist(), places_N.tolist(), strict=True):
+            of_anchor.setdefault(anchor, set()).add(place)
     size = max(1, BLOCK_ELEMENTS // len(vectors_GD))
     ranks = []
     for first in range(0, len(anchors_N), size):
         block = slice(first, first + size)
         scores_nG = _scores(vectors_NCD[block, 0], vectors_GD, similarity)
-        is_own_nG = candidates_G == own_N[block, np.newaxis]
         if numbers_NC.shape[1] == 1:  # A text does not find itself.
+            is_own_nG = candidates_G == own_N[block, np.newaxis]
             rows_n = np.arange(len(scores_nG))
             scores_nG[rows_n, first + rows_n] = -np.inf
             is_own_nG[rows_n, first + rows_n] = False
         else:
+            is_own_nG = np.zeros(scores_nG.shape, bool)
+            for row, anchor in enumerate(anchors_N[block].tolist()):
+                is_own_nG[row, list(of_anchor[anchor])] = True
             is_anchor_nG = candidates_G == anchors_N[block, np.newaxis]
             scores_nG[is_anchor_nG & ~is_own_nG] = -np.inf
         best_n = np.max(np.where(is_own_nG, scores_nG, -np.inf), axis=1)

@@ -4,8 +4,9 @@ Shape suffixes: N texts, M texts, D size of a vector.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 import keras
@@ -21,13 +22,20 @@ from bert_tf.train.losses import BatchLoss
 from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import FIELDS
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.task import OutputSpec, Task, described
+from tasks.base.task import Loss, OutputSpec, Task, described
 from tasks.base.task_types import row_reader
 from tasks.base.text_task import TextTask
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
-from tasks.data.readers.memory import as_list, columns_of
-from tasks.data.readers.pairs import NEGATIVE_COLUMNS, PAIR_COLUMNS
-from tasks.data.readers.rows import FileRows, Source, raise_bad_rows
+from tasks.data.readers.memory import as_list, columns_of, without_axis
+from tasks.data.readers.pairs import PAIR_COLUMNS, negative_columns
+from tasks.data.readers.rows import (
+    BadRow,
+    Example,
+    FileRows,
+    Source,
+    as_label,
+    raise_bad_rows,
+)
 from tasks.data.windows import Windows
 from tasks.graph.pooling import POOLING
 from tasks.graph.serving_functions import ROWS_PER_CALL
@@ -38,9 +46,16 @@ from tasks.types.similarity.embedding_model import (
     LAYERS,
     SIMILARITIES,
     EmbeddingModel,
+    pooled_size,
 )
 from tasks.types.similarity.embedding_pipeline import EmbeddingPipeline
-from tasks.types.similarity.losses import LOSSES, NO_TEXT, SCORED, embedding_loss
+from tasks.types.similarity.losses import (
+    LOSSES,
+    NO_TEXT,
+    SCORED,
+    embedding_loss,
+    vector_distance,
+)
 from tasks.types.similarity.ranks import ranks_of_positives
 
 
@@ -142,6 +157,10 @@ class SimilarityTask(TextTask):
             what = "pairs with a score" if is_scored else "pairs or classes without a score"
             expected = [name for name in LOSSES if (name in SCORED) == is_scored]
             raise UserError(f"--loss={loss}: expected {' or '.join(expected)} for {what}")
+        column = options.get("negatives_column")
+        others = raise_bad_rows(rows)  # Of a path, the first row has been read.
+        if column and all(len(row.texts["text"]) < 3 for row in (first, *others) if row):
+            raise UserError(f"--negatives_column={column}: {data} has no row with a text there")
         for name in ("dense_units", "matryoshka_dims"):
             if name in options:
                 options[name] = _integers(name, options[name])
@@ -180,6 +199,27 @@ class SimilarityTask(TextTask):
         options |= {"sizes": self.matryoshka_dims}
         return {"embedding": BatchLoss(embedding_loss, **options)}
 
+    @property
+    def soft_losses(self) -> Mapping[str, Loss]:
+        """The distance from the vectors of the teacher."""
+        return {"embedding": functools.partial(vector_distance, similarity=self.similarity)}
+
+    def can_learn_unlabelled(self, texts: Mapping[str, Any]) -> bool:
+        """Whether a row is a text alone."""
+        return len(texts["text"]) == 1
+
+    def as_training_rows(self, examples: Examples) -> Examples:
+        """Return each text as a list of one."""
+        return dataclasses.replace(
+            examples, texts={"text": [[text] for text in examples.texts["text"]]}
+        )
+
+    def vector_size(self, config: BertConfig) -> int:
+        """Return the size of the vectors."""
+        if self.dense_units:
+            return self.dense_units[-1]
+        return pooled_size(config, self.layers, self.pooling)
+
     def labelled_columns(self, x: Any) -> dict[str, list]:
         """Return the texts of each row as a list: anchor, positive, negatives; or one text.
 
@@ -189,29 +229,45 @@ class SimilarityTask(TextTask):
                 text_a and text_b; or texts of classes.
 
         Raises:
-            UserError: If x has other columns, or an entry is no string.
+            UserError: If x has other columns, an entry is no string, or a text is empty.
         """
         names = PAIR_COLUMNS
         if isinstance(x, tuple):
+            if len(x) not in (2, 3):
+                raise UserError(
+                    "x: expected (anchors, positives) or (anchors, positives, negatives), where "
+                    f"negatives may be lists of texts; received {len(x)} columns"
+                )
             x = dict(zip(("anchor", "positive", "negatives"), x, strict=False))
         there = x if isinstance(x, Mapping) else getattr(x, "columns", ())
         if "text_a" in there:
             names = ("text_a", "text_b")
-        if "anchor" not in there and "text_a" not in there:
-            texts = x["text"] if "text" in there else x
-            rows = [[row] if isinstance(row, str) else row for row in as_list(texts, "text")]
-            return columns_of({"text": rows}, ("text",), ("text",))
-        columns = columns_of(x, names)
-        rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        for name in NEGATIVE_COLUMNS:
-            if name in there:
-                lists = [[row] if isinstance(row, str) else row for row in as_list(x[name], name)]
-                negatives = columns_of({name: lists}, (name,), (name,))[name]
+        if "anchor" in there or "text_a" in there:
+            columns = columns_of(x, names)
+            rows = [list(row) for row in zip(*columns.values(), strict=True)]
+            for name in negative_columns(there):
+                negatives = columns_of({name: _lists(x[name], name)}, (name,), (name,))[name]
                 if len(negatives) != len(rows):
                     raise UserError(
                         f"x: expected {len(rows)} of {name}, one per row, received {len(negatives)}"
                     )
-                rows = [[*row, *more] for row, more in zip(rows, negatives, strict=True)]
+                rows = [
+                    [*row, *filter(str.strip, more)]
+                    for row, more in zip(rows, negatives, strict=True)
+                ]
+        elif "text" in there:
+            rows = columns_of({"text": _lists(x["text"], "text")}, ("text",), ("text",))["text"]
+        else:
+            texts = as_list(without_axis(x), "text")
+            if any(isinstance(text, list | tuple) for text in texts):
+                raise UserError(
+                    "x: expected texts, or a tuple of anchors, positives and optionally negatives; "
+                    f"received a {type(x).__name__} of lists"
+                )
+            rows = [[text] for text in columns_of(texts, ("text",))["text"]]
+        for number, row in enumerate(rows):
+            if not row or not all(map(str.strip, row[:2])):
+                raise UserError(f"x: row {number}: expected a text, received an empty string")
         return {"text": rows}
 
     def default_labels(self, count: int) -> list:
@@ -220,28 +276,19 @@ class SimilarityTask(TextTask):
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
         """Return a score as a float, a class as a string, or None for a pair without a score."""
-        num_texts = len(texts["text"])
-        if self.is_scored:
-            if num_texts != 2 or isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(
-                    f"expected two texts and a number with loss={self.loss!r}, received "
-                    f"{num_texts} and {value!r:.80}"
-                )
-            if not math.isfinite(value):
-                raise ValueError(f"expected a finite number, received {value}")
-            return float(value)
-        if num_texts == 1 and value is None:
-            raise ValueError("expected a class per text, or pairs of texts, received texts alone")
-        if num_texts > 1 and value is not None:
-            raise ValueError(
-                f"expected no label for a pair with loss={self.loss!r}, received {value!r:.80}"
-            )
-        return value if value is None else str(value)
+        if not self.is_scored and value is not None:
+            if isinstance(value, float) and math.isnan(value):  # Missing in a DataFrame.
+                raise ValueError(f"expected a class, received {value}")
+            value = as_label(str(value))
+        self._check_label(value, len(texts["text"]))
+        return float(value) if self.is_scored else value
 
     def label_of(self, label: Any) -> Any:
         """Return the score or class of a row of a file, see `encode_label`."""
-        if not self.is_scored or label is None:
-            return label
+        if label is None:
+            return None
+        if not self.is_scored:
+            return as_label(label)
         try:
             score = float(label)
         except ValueError:
@@ -250,10 +297,40 @@ class SimilarityTask(TextTask):
             raise ValueError(f"expected a number as the score, received {label!r:.80}")
         return score
 
+    def iter_examples(self, data: Source | FileRows, labelled: bool) -> Iterator[Example | BadRow]:
+        """Yield the rows of a file; those whose label does not fit the loss are bad."""
+        for row in super().iter_examples(data, labelled):
+            if labelled and isinstance(row, Example):
+                try:
+                    self._check_label(row.label, len(row.texts["text"]))
+                except ValueError as error:
+                    row = BadRow(row.location, str(error))
+            yield row
+
+    def _check_label(self, label, num_texts):
+        """Raise ValueError if a label does not fit the loss and the number of texts of its row."""
+        if self.is_scored:
+            if num_texts != 2 or isinstance(label, bool) or not isinstance(label, int | float):
+                raise ValueError(
+                    f"expected two texts and a number with loss={self.loss!r}, received "
+                    f"{num_texts} and {label!r:.80}"
+                )
+            if not math.isfinite(label):
+                raise ValueError(f"expected a finite number, received {label}")
+        elif num_texts == 1 and label is None:
+            raise ValueError("expected a class per text, or pairs of texts, received texts alone")
+        elif num_texts > 1 and label is not None:
+            raise ValueError(
+                f"expected no label for a pair with loss={self.loss!r}, received {label!r:.80}"
+            )
+        elif label == "":
+            raise ValueError("expected a class, received an empty string")
+
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the examples; a text of a class is paired with another one of its class."""
         if self.is_scored or not examples.labels or examples.labels[0] is None:
             return examples
+        _check_classes(examples.labels)
         rows: dict[str, list[int]] = {}
         for number, label in enumerate(examples.labels):
             rows.setdefault(label, []).append(number)
@@ -267,7 +344,8 @@ class SimilarityTask(TextTask):
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return scores `(N,)`, or the numbers of the texts `(N, C)`, and weights of 1.
 
-        Equal numbers are equal texts, or texts of one class.
+        Equal numbers are texts of one class, or texts of the same tokens: a model cannot tell those
+        apart, such as texts that differ in case alone.
         """
         rows, labels = examples.texts["text"], examples.labels
         weights = {"embedding": np.ones(len(rows), np.float32)}
@@ -277,13 +355,19 @@ class SimilarityTask(TextTask):
         num_texts = 1 + int(np.max(windows.choice_W))
         if self.loss == "triplet" and num_texts < 3:
             raise UserError("loss='triplet': expected rows with negatives, received pairs")
+        if num_texts == 1:
+            _check_classes(labels)
         numbers = np.full((len(rows), num_texts), NO_TEXT, np.int32)
+        ids = windows.packed.input_ids
+        values_T, splits = np.asarray(ids.flat_values), np.asarray(ids.row_splits).tolist()
         known: dict[Any, int] = {}
-        for row, texts in enumerate(rows):
-            for place, text in enumerate(texts[:num_texts]):
-                if text:
-                    key = text if labels[row] is None else labels[row]
-                    numbers[row, place] = known.setdefault(key, len(known))
+        for window, (row, place) in enumerate(
+            zip(np.asarray(windows.example_W), np.asarray(windows.choice_W), strict=True)
+        ):
+            key = labels[row]
+            if key is None:
+                key = values_T[splits[window] : splits[window + 1]].tobytes()
+            numbers[row, place] = known.setdefault(key, len(known))
         return {"embedding": numbers}, weights
 
     @classmethod
@@ -401,6 +485,24 @@ class SimilarityTask(TextTask):
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return infinity, since nothing is decided."""
         return tf.fill(tf.shape(predictions["embedding"])[:1], float("inf"))
+
+
+def _lists(column, name):
+    """Return a column of texts, lists of texts, or missing values as lists."""
+    rows = []
+    for row in as_list(column, name):
+        is_missing = row is None or (isinstance(row, float) and math.isnan(row))
+        rows.append([] if is_missing else [row] if isinstance(row, str) else row)
+    return rows
+
+
+def _check_classes(labels: Sequence[str]) -> None:
+    """Raise UserError if no text has another one of its class."""
+    if len(set(labels)) == len(labels):
+        raise UserError(
+            f"expected several texts of a class, received {len(labels)} classes of one text each; "
+            "pairs of texts are a tuple x=(anchors, positives)"
+        )
 
 
 def _integers(name, values):
