@@ -1,7 +1,7 @@
 """Convert BERT weights to a run directory, or to the format of another library.
 
-    python -m bert_tf.convert --from=PATH --to=RUN
-    python -m bert_tf.convert --from=PATH --to=DIR --format=huggingface
+    bert-tf convert --from=PATH --to=RUN
+    bert-tf convert --from=PATH --to=DIR --format=huggingface
 
 PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), also one of
 sentence-transformers (modules.json), or a run. It may be a Google release or the prefix of a

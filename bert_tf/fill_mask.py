@@ -1,6 +1,6 @@
 """Fill the masks of a text: print the most probable tokens at each [MASK].
 
-    python -m bert_tf.fill_mask --model=RUN --text="The [MASK] of France is [MASK]."
+    bert-tf fill_mask --model=RUN --text="The [MASK] of France is [MASK]."
 
 Each line of stdout is a JSON object for one mask: {"token": [...], "score": [...]}, best first.
 """

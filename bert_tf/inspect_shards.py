@@ -1,6 +1,6 @@
 """Verify pretraining shards, print statistics and the first examples.
 
-    python -m bert_tf.inspect_shards --shards=SHARDS --vocab=vocab.txt
+    bert-tf inspect_shards --shards=SHARDS --vocab=vocab.txt
 
 With --write_manifest, shards from google-research/bert or another program with the same features
 get a manifest first.

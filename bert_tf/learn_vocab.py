@@ -1,6 +1,6 @@
 """Learn a WordPiece vocabulary from raw text.
 
-    python -m bert_tf.learn_vocab --input=GLOB[,GLOB] --output=vocab.txt
+    bert-tf learn_vocab --input=GLOB[,GLOB] --output=vocab.txt
 
 Input files are UTF-8, plain or gzip. [PAD] [UNK] [CLS] [SEP] [MASK] are ids 0 to 4. The result is
 deterministic. Every 100th line is held out to measure pieces per word and [UNK] on new text.

@@ -1,9 +1,9 @@
 """Estimate the memory, time and traffic of pretraining, fine-tuning or serving beforehand.
 
-    python -m bert_tf.plan --model_size=large --tokens=3.3e9 --global_batch_size=256 --devices=8
+    bert-tf plan --model_size=large --tokens=3.3e9 --global_batch_size=256 --devices=8
     --device=a100 --precision=bfloat16
 
-    python -m bert_tf.plan --model_size=base --serve --max_seq_length=64
+    bert-tf plan --model_size=base --serve --max_seq_length=64
 
 With --task, --train and the other flags of bert-tf finetune it is the dry run of that command.
 Rates of devices come from data sheets and published results, those of a processor are typical ones;

@@ -1,7 +1,7 @@
 """Plot the attention of a text: an image of one head or layer, or an interactive page.
 
-    python -m bert_tf.plot_attention --run=RUN --text="My bill is wrong." --layer=0 --output=x.png
-    python -m bert_tf.plot_attention --run=RUN --text="Who?" --text_b="Anna." --output=x.html
+    bert-tf plot_attention --run=RUN --text="My bill is wrong." --layer=0 --output=x.png
+    bert-tf plot_attention --run=RUN --text="Who?" --text_b="Anna." --output=x.html
 
 A .png shows all heads of --layer as a grid, or --head as a matrix. A .html file shows all layers
 and heads, with their values, in a browser; it loads nothing from the network.

@@ -1,6 +1,6 @@
 """Pretrain BERT on shards with masked language modeling and next sentence prediction.
 
-    python -m bert_tf.pretrain --shards=SHARDS --model_size=base --output_dir=RUN
+    bert-tf pretrain --shards=SHARDS --model_size=base --output_dir=RUN
 
 Rerun the command to resume after an interruption. --shards=A,B --phase_steps=900000,100000 trains
 on one directory after the other. With --dry_run the estimate is for --devices of --device.

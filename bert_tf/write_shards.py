@@ -1,6 +1,6 @@
 """Write pretraining shards of any amount of text.
 
-    python -m bert_tf.write_shards --input='corpus/*.txt' --vocab=vocab.txt --output_dir=SHARDS
+    bert-tf write_shards --input='corpus/*.txt' --vocab=vocab.txt --output_dir=SHARDS
 
 Shards are TFRecord files with the seven features of google-research/bert. manifest.json records
 text, vocabulary and settings. Rerun the command after an interruption to write missing shards.

@@ -1,7 +1,7 @@
 """Export a trained run as a LiteRT (TensorFlow Lite) file, for phones and small devices.
 
-    python -m export.export_litert --run=RUN --output=model.tflite
-    python -m export.request --litert=model.tflite --input text="My invoice is wrong."
+    bert-tf export_litert --run=RUN --output=model.tflite
+    bert-tf request --litert=model.tflite --input text="My invoice is wrong."
 
 The model maps token ids to the outputs of its head. The file also contains vocab.txt, config.json
 and task.json, which zip tools extract. It is written only if its predictions match those of the

@@ -1,6 +1,6 @@
 """Publish a trained run as the next version of a SavedModel that maps strings to predictions.
 
-    python -m export.export_saved_model --run=RUN --output_dir=MODELS/name
+    bert-tf export_saved_model --run=RUN --output_dir=MODELS/name
 
 It is published only if its predictions, in a clean process without this project, match those of the
 trained model.

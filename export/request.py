@@ -1,9 +1,9 @@
 """Send a request to a published model and print the response as JSON.
 
-    python -m export.request --model_dir=MODELS/name --input text="My invoice is wrong."
-    python -m export.request --url=http://localhost:8501/v1/models/name --input text="..."
-    python -m export.request --grpc=localhost:8500 --model=name --input text="..."
-    python -m export.request --litert=model.tflite --input text="..."
+    bert-tf request --model_dir=MODELS/name --input text="My invoice is wrong."
+    bert-tf request --url=http://localhost:8501/v1/models/name --input text="..."
+    bert-tf request --grpc=localhost:8500 --model=name --input text="..."
+    bert-tf request --litert=model.tflite --input text="..."
 
 The model is loaded from a directory or a LiteRT file, or served by the REST or gRPC API of
 TensorFlow Serving. The flag --input may be repeated, for several names or for several rows of one

@@ -1,7 +1,7 @@
 """Evaluate a fine-tuned run on labelled rows; the last line of stdout is a JSON object of metrics.
 
-    python -m tasks.evaluate --run=RUN --data=dev.csv
-    python -m tasks.evaluate --run=RUN --data=scifact
+    bert-tf evaluate --run=RUN --data=dev.csv
+    bert-tf evaluate --run=RUN --data=scifact
 
 A directory of BEIR (corpus.jsonl, queries.jsonl, qrels/test.tsv) evaluates an embedder by an exact
 search of all documents.

@@ -1,6 +1,6 @@
 """Extract features: write one vector of a pretrained BERT per row of a file, in order.
 
-    python -m tasks.extract --model=DIR --input=rows.csv --output=vectors.npy --layers=concat_last_4
+    bert-tf extract --model=DIR --input=rows.csv --output=vectors.npy --layers=concat_last_4
 
 A .npy file holds a float32 array (rows, size); a .jsonl file holds one {"vector": [...]} per line,
 with --per_token {"tokens": [...], "vectors": [[...], ...]}, or {"error": ...} for a bad row. With

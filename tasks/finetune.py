@@ -1,6 +1,6 @@
 """Fine-tune BERT on labelled text.
 
-    python -m tasks.finetune --task=classification --train=train.csv --dev=dev.csv --init_from=DIR
+    bert-tf finetune --task=classification --train=train.csv --dev=dev.csv --init_from=DIR
     --output_dir=RUN
 
 Rerun the same command to resume after an interruption. With --seeds=1,2,3 or

@@ -1,6 +1,6 @@
 """Mine hard negatives: add to each pair the similar texts of a corpus that are not its positive.
 
-    python -m tasks.mine_negatives --run=RUN --pairs=pairs.csv --corpus=rows.csv --output=out.jsonl
+    bert-tf mine_negatives --run=RUN --pairs=pairs.csv --corpus=rows.csv --output=out.jsonl
 
 Each row of the output has `anchor`, `positive` and a list `negatives`, most similar first, which
 --task=similarity and --task=ranking read. Prompts of the embedder for queries and documents are

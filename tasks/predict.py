@@ -1,12 +1,12 @@
 """Predict rows of text, in their order, as JSON lines with the fields of the served model.
 
-    python -m tasks.predict --run=RUN --input=rows.csv --output=predictions.jsonl
-    python -m tasks.predict --run=RUN --text="My invoice is wrong."
+    bert-tf predict --run=RUN --input=rows.csv --output=predictions.jsonl
+    bert-tf predict --run=RUN --text="My invoice is wrong."
 
 With --output_dir, several processes write shards of the predictions, also on a cluster, and an
 interrupted command continues where it stopped. --run may then be a published model.
 
-    python -m tasks.predict --run=RUN --input='rows-*.csv.gz' --output_dir=PREDICTIONS
+    bert-tf predict --run=RUN --input='rows-*.csv.gz' --output_dir=PREDICTIONS
 
 With --text the prediction is printed. A task with several inputs takes --text once per input, in
 their order: both texts of a pair, question and context, or prompt and each choice.

@@ -1,7 +1,7 @@
 """Search texts by meaning: print the rows whose vectors are most similar to a query's.
 
-    python -m tasks.extract --model=DIR --input=rows.csv --output=vectors.npy
-    python -m tasks.search --model=DIR --input=rows.csv --vectors=vectors.npy --query="a text"
+    bert-tf extract --model=DIR --input=rows.csv --output=vectors.npy
+    bert-tf search --model=DIR --input=rows.csv --vectors=vectors.npy --query="a text"
 
 Each line of stdout is a JSON object, the most similar row first: {"similarity": ..., "row": ...,
 "text": ...}. The similarity is the cosine; rows count from 0. --rerank orders the --rerank_k most
@@ -10,8 +10,8 @@ similar rows by the score of a cross-encoder, which is then in the line.
 The search is exact and reads all vectors. For millions of them, build an approximate index, which
 is written next to the vectors, and use it:
 
-    python -m tasks.search --vectors=vectors.npy --build_index
-    python -m tasks.search --model=DIR --input=rows.csv --vectors=vectors.npy --query=a --use_index
+    bert-tf search --vectors=vectors.npy --build_index
+    bert-tf search --model=DIR --input=rows.csv --vectors=vectors.npy --query=a --use_index
 """
 
 import dataclasses
