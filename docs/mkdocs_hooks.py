@@ -83,6 +83,7 @@ NAVIGATION = {
         "docs/prediction.md",
         "docs/features.md",
         "docs/search.md",
+        "docs/search-service.md",
         "docs/plots.md",
     ],
     "Serve": [
