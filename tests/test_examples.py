@@ -61,6 +61,7 @@ def test_all_notebooks_are_listed_and_checked():
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_is_saved_with_its_output(name):
     notebook = read(name)
+    assert notebook.cells[0].source.startswith("# ")
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
     assert not [out for out in outputs_of(notebook) if out.output_type == "error"]
