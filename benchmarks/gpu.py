@@ -12,6 +12,7 @@ Each part runs in a process of its own with a time limit, so that a failure cost
     serving       export for GPUs with its parity check, and latency for 1, 8 and 64 texts
     determinism   two equal runs of 20 steps, compared bit for bit and timed, without and with what
                   --deterministic sets
+    cache         the first step without and with saved programs and timings of kernels
     pytorch       the same pretraining steps with transformers, SDPA and torch.compile
 
 FLOPs are those of matrix products (bert_tf.planning.training.flops_per_token); MFU is their rate
@@ -28,6 +29,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -86,6 +88,7 @@ LIMITS = {
     "finetuning": 90,
     "serving": 90,
     "determinism": 150,  # Two processes, of which each compiles.
+    "cache": 200,  # Three of them.
     "pytorch": 90,
 }
 
@@ -367,8 +370,6 @@ def equality(name, toy, seconds):
 
 def serving(name, toy, seconds):
     """Export a classifier for GPUs, compare it with the trained one, and time requests to it."""
-    import tempfile
-
     import tensorflow as tf
     from pretraining_step_tensorflow import config_of
 
@@ -409,7 +410,7 @@ def serving(name, toy, seconds):
 
 def determinism(name, toy, seconds):
     """Run 20 steps twice and compare their losses."""
-    runs = [pretraining_losses(name, toy) for _ in range(2)]
+    runs = [in_own_process("losses", name, toy) for _ in range(2)]
     return {
         "equal": runs[0]["losses"] == runs[1]["losses"],
         "losses": [run["losses"][-1] for run in runs],
@@ -417,12 +418,31 @@ def determinism(name, toy, seconds):
     }
 
 
-def pretraining_losses(name, toy):
-    """Return the result of `losses` in a process of its own."""
+def cache(name, toy, seconds):
+    """Time the first step: without XLA's caches, filling them, and with them."""
+    with tempfile.TemporaryDirectory() as directory:
+        flags = {
+            "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={directory}/programs",
+            "XLA_FLAGS": f"--xla_gpu_per_fusion_autotune_cache_dir={directory}/kernels "
+            + os.environ.get("XLA_FLAGS", ""),
+        }
+        runs = {"without": {}, "filling": flags, "with": flags}
+        return {
+            f"{run}_seconds": in_own_process("pretraining", name, toy, environment)[
+                "first_step_seconds"
+            ]
+            for run, environment in runs.items()
+        }
+
+
+def in_own_process(part, case, toy, environment=None):
+    """Return the result of a part in a process of its own, with variables of the environment."""
+    command = [sys.executable, __file__, f"--part={part}", f"--case={case}", "--seconds=1"]
     done = subprocess.run(
-        [sys.executable, __file__, "--part=losses", f"--case={name}", *["--toy"] * toy],
+        [*command, *["--toy"] * toy],
         capture_output=True,
         text=True,
+        env={**os.environ, **(environment or {})},
     )
     if done.returncode:
         raise RuntimeError(done.stderr.strip()[-3000:])
@@ -517,6 +537,7 @@ PARTS = {
     "finetuning": tuple(FINETUNING),
     "serving": tuple(SERVING),
     "determinism": ("default", "deterministic"),
+    "cache": ("base 128 packed step",),
     "pytorch": tuple(PYTORCH),
 }
 

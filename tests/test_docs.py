@@ -27,6 +27,7 @@ OTHER_FLAGS = {
     "editable",
     "enable_batching",
     "enable_per_model_batching_parameters",
+    "hlo",
     "model_config_file_poll_wait_seconds",
     "rows",
     "tf_xla_auto_jit",
