@@ -1,6 +1,6 @@
 """SQuAD as retrieval and banking77 as neighbours, before and after training.
 
-    python benchmarks/retrieval.py --model=DIR --squad=DIR --seeds=1,2,3 --output=squad.json
+    python benchmarks/retrieval.py --model=DIR --squad=DIR --seeds=1,2,3
     python benchmarks/retrieval.py --model=DIR --squad=DIR --seeds=1,2,3 --python=PYTHON
     python benchmarks/retrieval.py --model=DIR --banking77=DIR --seeds=1,2,3
 
@@ -22,24 +22,22 @@ negatives gets random paragraphs.
 banking77: the fraction of the texts of test.csv whose 5 nearest texts of train.csv vote for its
 class, before and after training on train.csv with the classes as positives.
 
-Prints a line of JSON per result. --output is rewritten after each of them, with the processor, the
-versions and the command.
+Prints a line of JSON per result. The file of results.py in --output is rewritten after each.
 """
 
 import argparse
 import collections
 import csv
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import time
 
+import results
+
 CASES = ("as it is", "trained", "mined", "reranked")
-PATHS = ("model", "squad", "banking77", "python", "output")
-PACKAGES = ("bert_tf", "tensorflow", "keras", "numpy")
 # Ranks up to this one are counted; rerank_k may be less.
 CUTOFFS = (1, 10)
 NEIGHBORS = 5
@@ -107,48 +105,30 @@ np.savez(folder + "/arrays.npz", *arrays, seconds=[trained, time.time() - start]
 
 
 class Results:
-    """Results, on stdout and in a file.
+    """Results, on stdout and in a file; the repetitions of a figure are seeds.
 
     Args:
         arguments: Arguments of the command.
     """
 
     def __init__(self, arguments):
-        self._path, self._results = arguments.output, []
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-        given = {name: value for name, value in vars(arguments).items() if value is not None}
-        given["seeds"] = ",".join(map(str, arguments.seeds))
-        # The last two parts of a path say what it is without naming a machine's directories.
-        for name in set(PATHS) & set(given):
-            given[name] = pathlib.Path(*pathlib.Path(given[name]).parts[-2:])
-        words = [f"--{name}={value}" for name, value in given.items()]
-        self._head = {
-            "processor": f"{names[0] if names else 'unknown'}, {os.cpu_count()} cores",
-            "versions": _versions(arguments.python),
-            "command": " ".join(["python benchmarks/retrieval.py", *words]),
-        }
+        arguments.quick, arguments.baselines = False, arguments.python
+        self._measured, self._figures = results.Results("retrieval", arguments), {}
 
-    def add(self, **result):
+    def add(self, data, library, case, seed, **metrics):
         """Add a result and write the file."""
-        self._results.append(result)
-        print(json.dumps(result), flush=True)
-        if self._path:
-            text = json.dumps({**self._head, "results": self._results}, indent=1)
-            pathlib.Path(self._path).write_text(text + "\n", encoding="utf-8")
-
-
-def _versions(python):
-    from bert_tf.system.versions import versions
-
-    found = dict(versions(PACKAGES))
-    if python:
-        code = "import importlib.metadata as m; print(*map(m.version, {!r}))"
-        names = ("sentence-transformers", "transformers", "torch")
-        command = [python, "-c", code.format(names)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found |= dict(zip(names, done.stdout.split(), strict=True))
-    return found
+        print(json.dumps({"data": data, "library": library, "case": case, **metrics}), flush=True)
+        for name, value in metrics.items():
+            if name.endswith("_seconds"):
+                workload, unit = f"{data}, {case}: {name.removesuffix('_seconds')}", "s"
+            else:
+                workload, unit, value = f"{data}, {case}: {name}", "%", 100 * value
+            self._figures.setdefault((workload, library, unit), []).append(value)
+        self._measured.record["figures"] = []
+        for (workload, program, unit), values in self._figures.items():
+            row = {"table": "Retrieval", "workload": workload, "program": program, "unit": unit}
+            self._measured.record["figures"].append({**row, **results.summary(values)})
+        self._measured.save()
 
 
 # SQuAD. Q queries, P paragraphs of the corpus, K candidates of a query.
@@ -187,7 +167,7 @@ def _questions(path):
                 yield question["question"], paragraph["context"]
 
 
-def measure_squad(arguments, results):
+def measure_squad(arguments, measured):
     """Run all cases with both libraries."""
     data = Squad(arguments.squad, arguments.pairs, arguments.query_step)
     cases = CASES[: CASES.index(arguments.until) + 1]
@@ -198,7 +178,7 @@ def measure_squad(arguments, results):
     def report(library, case, seed, ranks_Q, **seconds):
         seconds = {name: round(value, 1) for name, value in seconds.items()}
         metrics = metrics_of(ranks_Q)
-        results.add(data="squad", library=library, case=case, seed=seed, **metrics, **seconds)
+        measured.add(data="squad", library=library, case=case, seed=seed, **metrics, **seconds)
 
     start = time.time()
     vectors = libraries["bert_tf"].encode(data)
@@ -384,7 +364,7 @@ def _texts(data, candidates_QK):
 # banking77
 
 
-def measure_banking77(arguments, results):
+def measure_banking77(arguments, measured):
     """Report the accuracy of the nearest neighbours before and after training."""
     (train, labels), (test, expected) = (
         _texts_and_classes(pathlib.Path(arguments.banking77, f"{name}.csv"))
@@ -398,7 +378,7 @@ def measure_banking77(arguments, results):
     def report(model, case, **more):
         vectors = model.predict(train), model.predict(test)
         accuracy = round(_accuracy(*vectors, labels, expected), 4)
-        results.add(data="banking77", library="bert_tf", case=case, accuracy=accuracy, **more)
+        measured.add(data="banking77", library="bert_tf", case=case, accuracy=accuracy, **more)
 
     for seed in arguments.seeds:
         model = TextEmbedder.from_pretrained(
@@ -435,8 +415,9 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True)
-    for name in PATHS[1:]:
+    for name in ("squad", "banking77", "python"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--output", default=results.OUTPUT)
     parser.add_argument("--seeds", type=_integers, default=[1])
     parser.add_argument("--until", choices=CASES[1:], default=CASES[-1])
     parser.add_argument("--pairs", type=int, default=2000)
@@ -449,11 +430,11 @@ def main():
     parser.add_argument("--negatives", type=int, default=3, help="of the embedder the first one")
     parser.add_argument("--rerank_k", type=int, default=20)
     arguments = parser.parse_args()
-    results = Results(arguments)
+    measured = Results(arguments)
     if arguments.squad:
-        measure_squad(arguments, results)
+        measure_squad(arguments, measured)
     if arguments.banking77:
-        measure_banking77(arguments, results)
+        measure_banking77(arguments, measured)
 
 
 def _integers(text):
