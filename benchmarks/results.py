@@ -30,7 +30,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, OUTPUT = ROOT / "benchmarks" / "results", ROOT / "build" / "benchmarks"
 # Whether more is better, by unit.
 UNITS = {
     **dict.fromkeys(("ms", "s", "MB", "GB", "difference"), False),
@@ -55,7 +55,7 @@ def parser(description):
     made.add_argument("--quick", action="store_true", help="a few minutes instead of hours")
     made.add_argument("--baselines", metavar="PYTHON", help="interpreter with other libraries")
     made.add_argument("--data", type=pathlib.Path, default=os.environ.get("BERT_TF_DATA"))
-    made.add_argument("--output", type=pathlib.Path, default=ROOT / "build" / "benchmarks")
+    made.add_argument("--output", type=pathlib.Path, default=OUTPUT)
     return made
 
 
@@ -153,9 +153,9 @@ def commit():
 
 def command_line():
     """Return the command of this process, without the paths of this machine."""
-    words = [re.sub(r"^--baselines=.*", "--baselines=PYTHON", word) for word in sys.argv[1:]]
-    words = [re.sub(r"^--data=.*", "--data=DIR", word) for word in words]
-    words = [word for word in words if not word.startswith("--output")]
+    words = [word for word in sys.argv[1:] if not word.startswith("--output")]
+    words = [re.sub(r"^(--baselines|--python)=.*", r"\1=PYTHON", word) for word in words]
+    words = [re.sub(r"^(--\w+)=.*/.*", r"\1=DIR", word) for word in words]
     return shlex.join(["python", f"benchmarks/{pathlib.Path(sys.argv[0]).name}", *words])
 
 

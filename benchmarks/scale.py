@@ -328,10 +328,10 @@ def _run(module, flags):
     command = [sys.executable, "-m", module, *flags]
     began, peak = time.monotonic(), 0
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     lines = []
-    for line in process.stderr:
+    for line in process.stdout:
         lines.append(line)
         with contextlib.suppress(OSError):
             status = pathlib.Path(f"/proc/{process.pid}/status").read_text()

@@ -129,34 +129,50 @@ def filled(unit, size=MEBIBYTE):
 
 
 def requests():
-    """Return {name: (task, signature, {input: strings})}."""
-    short, long, punctuation = ["a"] * 1000, filled(ENGLISH), filled("!")
+    """Return {name: (task, signature, function that returns {input: strings})}."""
+    default = "serving_default"
 
-    def of(task, texts, signature="serving_default"):
-        return task, signature, texts if isinstance(texts, dict) else {"text": texts}
+    def text(texts):
+        return lambda: {"text": texts()}
 
     return {
-        "1 long text among 1,000 short": of("classification", [*short, long]),
-        "32 long texts": of("classification", [long] * 32),
-        "32 texts of one word": of("classification", [filled("a")] * 32),
-        "1 text of 100 MiB": of("classification", [filled(ENGLISH, 100 * MEBIBYTE)]),
-        "223,000 empty texts": of("classification", [""] * 223_000),
-        "embed: 100,000 empty texts": of("classification", [""] * 100_000, "embed"),
-        "tagging: 1 long text among 1,000 short": of("tagging", [*short, long]),
-        "tagging: 2 texts of punctuation": of("tagging", [punctuation] * 2),
-        "tagging, tokenize: punctuation and 31 short": of(
-            "tagging", [*short[:31], punctuation], "tokenize"
+        "1 long text among 1,000 short": ("classification", default, text(_one_long)),
+        "32 long texts": ("classification", default, text(lambda: [filled(ENGLISH)] * 32)),
+        "32 texts of one word": ("classification", default, text(lambda: [filled("a")] * 32)),
+        "1 text of 100 MiB": (
+            "classification",
+            default,
+            text(lambda: [filled(ENGLISH, 100 * MEBIBYTE)]),
         ),
-        "span_qa: 1 long context among 1,000 short": of(
-            "span_qa", {"question": ["Who?"] * 1001, "context": [*short, long]}
+        "223,000 empty texts": ("classification", default, text(lambda: [""] * 223_000)),
+        "embed: 100,000 empty texts": ("classification", "embed", text(lambda: [""] * 100_000)),
+        "tagging: 1 long text among 1,000 short": ("tagging", default, text(_one_long)),
+        "tagging: 2 texts of punctuation": ("tagging", default, text(lambda: [filled("!")] * 2)),
+        "tagging, tokenize: punctuation and 31 short": (
+            "tagging",
+            "tokenize",
+            text(lambda: ["a"] * 31 + [filled("!")]),
         ),
-        "span_qa: 32 long questions": of(
-            "span_qa", {"question": [long] * 32, "context": ["a"] * 32}
+        "span_qa: 1 long context among 1,000 short": (
+            "span_qa",
+            default,
+            lambda: {"question": ["Who?"] * 1001, "context": _one_long()},
         ),
-        "multiple_choice: long prompt, 1,000 choices": of(
-            "multiple_choice", {"prompt": [long], "choices": [short]}
+        "span_qa: 32 long questions": (
+            "span_qa",
+            default,
+            lambda: {"question": [filled(ENGLISH)] * 32, "context": ["a"] * 32},
+        ),
+        "multiple_choice: long prompt, 1,000 choices": (
+            "multiple_choice",
+            default,
+            lambda: {"prompt": [filled(ENGLISH)], "choices": [["a"] * 1000]},
         ),
     }
+
+
+def _one_long():
+    return ["a"] * 1000 + [filled(ENGLISH)]
 
 
 def export(directory):
@@ -205,7 +221,8 @@ def ask(directory, name):
     def peak_mb():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
-    task, signature, inputs = requests()[name]
+    task, signature, make_inputs = requests()[name]
+    inputs = make_inputs()
     path = pathlib.Path(directory, task)
     served = tf.saved_model.load(str(path)).signatures[signature]
     served(**{key: tf.constant([["a"]] if key == "choices" else ["a"]) for key in inputs})
