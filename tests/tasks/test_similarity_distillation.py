@@ -10,6 +10,7 @@ from bert_tf.errors import UserError
 from tasks import TextEmbedder, load_model
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings
+from tasks.training.distillation import read_teacher
 from tasks.types.similarity.losses import vector_distance
 from tests import sentence_transformers_files, small
 
@@ -106,6 +107,18 @@ def test_pairs_and_texts_teach_together(tmp_path, teacher, student, parts):
     count = 3 + len(TEXTS)
     assert f"teacher: {count} samples, once; {len(TEXTS)} of them without labels" in lines
     assert distance(model, expected) < 0.3
+
+
+def test_other_settings_of_a_directory_are_another_teacher(teacher):
+    def digest():
+        strategy = tf.distribute.get_strategy()
+        return read_teacher(str(teacher), "similarity", strategy).record["sha256"]
+
+    before = digest()
+    assert digest() == before
+    pooling = {**sentence_transformers_files.POOLING, "pooling_mode": "cls"}
+    sentence_transformers_files.write_json(teacher / "1_Pooling" / "config.json", pooling)
+    assert digest() != before
 
 
 @pytest.mark.medium

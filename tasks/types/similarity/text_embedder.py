@@ -177,6 +177,13 @@ class SimilarityTask(TextTask):
         """Whether there are dense layers, which are the head of an embedder."""
         return bool(self.dense_units)
 
+    def summary(self) -> str:
+        """Return which prompt the texts of a training get, if there are any."""
+        if not self.prompts:
+            return ""
+        prompt = "no prompt" if self.default_prompt is None else f"prompt {self.default_prompt!r}"
+        return f"; {prompt} before texts, of {', '.join(map(repr, self.prompts))}"
+
     @property
     def is_scored(self) -> bool:
         """Whether the labels are scores of pairs."""
@@ -361,9 +368,8 @@ class SimilarityTask(TextTask):
         ids = windows.packed.input_ids
         values_T, splits = np.asarray(ids.flat_values), np.asarray(ids.row_splits).tolist()
         known: dict[Any, int] = {}
-        for window, (row, place) in enumerate(
-            zip(np.asarray(windows.example_W), np.asarray(windows.choice_W), strict=True)
-        ):
+        places = (np.asarray(of).tolist() for of in (windows.example_W, windows.choice_W))
+        for window, (row, place) in enumerate(zip(*places, strict=True)):
             key = labels[row]
             if key is None:
                 key = values_T[splits[window] : splits[window + 1]].tobytes()
