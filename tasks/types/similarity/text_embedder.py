@@ -238,6 +238,7 @@ class SimilarityTask(TextTask):
         Raises:
             UserError: If x has other columns, an entry is no string, or a text is empty.
         """
+        self._check_reads_one_text()
         names = PAIR_COLUMNS
         if isinstance(x, tuple):
             if len(x) not in (2, 3):
@@ -306,6 +307,8 @@ class SimilarityTask(TextTask):
 
     def iter_examples(self, data: Source | FileRows, labelled: bool) -> Iterator[Example | BadRow]:
         """Yield the rows of a file; those whose label does not fit the loss are bad."""
+        if labelled:
+            self._check_reads_one_text()
         for row in super().iter_examples(data, labelled):
             if labelled and isinstance(row, Example):
                 try:
@@ -313,6 +316,14 @@ class SimilarityTask(TextTask):
                 except ValueError as error:
                     row = BadRow(row.location, str(error))
             yield row
+
+    def _check_reads_one_text(self):
+        """Raise UserError if a vector is that of a pair, of which there are no labelled rows."""
+        if len(self.text_columns) > 1:
+            raise UserError(
+                "pairs: an embedder of pairs of texts has no labelled rows; expected one of single "
+                "texts"
+            )
 
     def _check_label(self, label, num_texts):
         """Raise ValueError if a label does not fit the loss and the number of texts of its row."""
