@@ -142,7 +142,7 @@ def examples_of(
         check_dataset(x, y=y, sample_weight=sample_weight)
         x, y, sample_weight = _read_dataset(x)
     if isinstance(x, Rows):
-        x, y = x.x, x.y if y is None else y
+        x, y = x.x, (x.y or None) if y is None else y
     texts = task.labelled_columns(x)
     count = len(next(iter(texts.values())))
     if y is None:

@@ -168,9 +168,14 @@ def _embedder_teacher(path, strategy):
     pretrained = read_pretrained(path)
     task = task_from_dict(pretrained.embedder or {})
     head = pretrained.head_for(task.to_dict(), keep=True)
+    # Its files may be edited: another pooling gives other vectors of the same weights.
+    settings = np.frombuffer(json.dumps(pretrained.embedder).encode(), np.uint8)
     return _stored_teacher(
         *(path, task, pretrained.config, pretrained.vocabulary),
-        {"source": pretrained.source, "sha256": _sha256(pretrained.weights)},
+        {
+            "source": pretrained.source,
+            "sha256": _sha256({**pretrained.weights, "settings": settings}),
+        },
         lambda: functools.partial(pretrained.assign_to, head=head),
         strategy,
     )

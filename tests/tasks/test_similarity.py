@@ -129,6 +129,17 @@ def test_negatives_are_read_from_any_row_and_column(tmp_path):
         SimilarityTask.from_data(tmp_path / "many.csv", max_seq_length=8, negatives_column="other")
 
 
+def test_an_embedder_of_pairs_has_no_labelled_rows(tmp_path):
+    (tmp_path / "pairs.csv").write_text(FILES["pairs.csv"])
+    task = SimilarityTask(max_seq_length=8, text_columns=("text_a", "text_b"))
+    for read in (
+        lambda: task.labelled_columns((ANCHORS, POSITIVES)),
+        lambda: task.load_examples(tmp_path / "pairs.csv"),
+    ):
+        with pytest.raises(UserError, match="^pairs: an embedder of pairs of texts has no"):
+            read()
+
+
 def test_labels_of_a_file_are_stripped(tmp_path):
     (tmp_path / "classes.csv").write_text("text,label\nthe bill,a \nmy app,a\n")
     task = SimilarityTask(max_seq_length=8)

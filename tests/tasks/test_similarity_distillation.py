@@ -8,9 +8,13 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from tasks import TextEmbedder, load_model
+from tasks.data.examples import Examples
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings
+from tasks.model.labelled_rows import Rows, examples_of
+from tasks.training.distillation import read_teacher
 from tasks.types.similarity.losses import vector_distance
+from tasks.types.similarity.text_embedder import SimilarityTask
 from tests import sentence_transformers_files, small
 
 TEXTS = [text for texts in small.TEXTS.values() for text in texts]
@@ -106,6 +110,28 @@ def test_pairs_and_texts_teach_together(tmp_path, teacher, student, parts):
     count = 3 + len(TEXTS)
     assert f"teacher: {count} samples, once; {len(TEXTS)} of them without labels" in lines
     assert distance(model, expected) < 0.3
+
+
+def test_rows_of_a_file_need_no_labels_with_a_teacher():
+    task = SimilarityTask(max_seq_length=8)
+    rows = Rows({"text": TEXTS}, [], (), "texts.csv")
+    expected = Examples({"text": [[text] for text in TEXTS]}, [])
+    assert examples_of(task, rows, has_teacher=True) == expected
+    assert examples_of(task, TEXTS, has_teacher=True) == expected
+    with pytest.raises(UserError, match="y.0.: expected a class per text, or pairs of texts"):
+        examples_of(task, rows)
+
+
+def test_other_settings_of_a_directory_are_another_teacher(teacher):
+    def digest():
+        strategy = tf.distribute.get_strategy()
+        return read_teacher(str(teacher), "similarity", strategy).record["sha256"]
+
+    before = digest()
+    assert digest() == before
+    pooling = {**sentence_transformers_files.POOLING, "pooling_mode": "cls"}
+    sentence_transformers_files.write_json(teacher / "1_Pooling" / "config.json", pooling)
+    assert digest() != before
 
 
 @pytest.mark.medium

@@ -116,6 +116,15 @@ def test_fields_without_a_meaning_are_refused(options, message):
         SimilarityTask(max_seq_length=8, **options)
 
 
+def test_the_log_of_a_training_names_the_prompt():
+    task = SimilarityTask(max_seq_length=8)
+    assert task.summary() == ""
+    task = dataclasses.replace(task, prompts={"query": "a ", "document": "b "})
+    assert task.summary() == "; no prompt before texts, of 'query', 'document'"
+    task = dataclasses.replace(task, default_prompt="query")
+    assert task.summary() == "; prompt 'query' before texts, of 'query', 'document'"
+
+
 def test_similarities_of_vectors():
     a, b = np.array([[3.0, 4.0], [0.0, 2.0]]), np.array([[4.0, -3.0], [0.0, 5.0]])
     expected = {

@@ -177,6 +177,13 @@ class SimilarityTask(TextTask):
         """Whether there are dense layers, which are the head of an embedder."""
         return bool(self.dense_units)
 
+    def summary(self) -> str:
+        """Return which prompt the texts of a training get, if there are any."""
+        if not self.prompts:
+            return ""
+        prompt = "no prompt" if self.default_prompt is None else f"prompt {self.default_prompt!r}"
+        return f"; {prompt} before texts, of {', '.join(map(repr, self.prompts))}"
+
     @property
     def is_scored(self) -> bool:
         """Whether the labels are scores of pairs."""
@@ -231,6 +238,7 @@ class SimilarityTask(TextTask):
         Raises:
             UserError: If x has other columns, an entry is no string, or a text is empty.
         """
+        self._check_reads_one_text()
         names = PAIR_COLUMNS
         if isinstance(x, tuple):
             if len(x) not in (2, 3):
@@ -299,6 +307,8 @@ class SimilarityTask(TextTask):
 
     def iter_examples(self, data: Source | FileRows, labelled: bool) -> Iterator[Example | BadRow]:
         """Yield the rows of a file; those whose label does not fit the loss are bad."""
+        if labelled:
+            self._check_reads_one_text()
         for row in super().iter_examples(data, labelled):
             if labelled and isinstance(row, Example):
                 try:
@@ -306,6 +316,14 @@ class SimilarityTask(TextTask):
                 except ValueError as error:
                     row = BadRow(row.location, str(error))
             yield row
+
+    def _check_reads_one_text(self):
+        """Raise UserError if a vector is that of a pair, of which there are no labelled rows."""
+        if len(self.text_columns) > 1:
+            raise UserError(
+                "pairs: an embedder of pairs of texts has no labelled rows; expected one of single "
+                "texts"
+            )
 
     def _check_label(self, label, num_texts):
         """Raise ValueError if a label does not fit the loss and the number of texts of its row."""
@@ -361,9 +379,8 @@ class SimilarityTask(TextTask):
         ids = windows.packed.input_ids
         values_T, splits = np.asarray(ids.flat_values), np.asarray(ids.row_splits).tolist()
         known: dict[Any, int] = {}
-        for window, (row, place) in enumerate(
-            zip(np.asarray(windows.example_W), np.asarray(windows.choice_W), strict=True)
-        ):
+        places = (np.asarray(of).tolist() for of in (windows.example_W, windows.choice_W))
+        for window, (row, place) in enumerate(zip(*places, strict=True)):
             key = labels[row]
             if key is None:
                 key = values_T[splits[window] : splits[window + 1]].tobytes()
