@@ -51,7 +51,6 @@ def main() -> None:
         print(", ".join(f"{name} {installed[name]}" for name in (*PACKAGES, "python")))
     elif name in MODULES:
         del sys.argv[1]
-        command.program = PROGRAM
         # As `python -m` does: worker processes find the command by its name.
         runpy.run_module(MODULES[name], run_name="__main__", alter_sys=True)
     else:

@@ -119,8 +119,7 @@ def command_section(module: str) -> Iterator[str]:
     yield from (f"## {module.rpartition('.')[2]}", "")
     for paragraph in paragraphs:
         text = textwrap.dedent(paragraph)
-        if text.startswith("python -m"):
-            text = re.sub(r"python -m \w+\.", "bert-tf ", text)
+        if text.startswith("bert-tf "):
             continued = re.sub(r"\n(?!bert-tf )", " \\\\\n    ", text)
             yield from ("```bash", *continued.split("\n"), "```", "")
         else:

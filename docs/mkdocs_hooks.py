@@ -11,7 +11,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
-from pymdownx.superfences import fence_code_format
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Pages, and files that pages show or link to.
@@ -127,13 +126,11 @@ def title(page: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Set the navigation, the anchors that GitHub has, and the fence of drawings."""
+    """Set the navigation and the anchors that GitHub has."""
     config.nav = [{"Overview": "README.md"}]
     for section, pages in NAVIGATION.items():
         config.nav.append({section: [{title(page): page} for page in pages]})
     config.mdx_configs.setdefault("toc", {}).update(slugify=slugify(case="lower"), permalink=True)
-    mermaid = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
-    config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [mermaid]
     return config
 
 
@@ -148,7 +145,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Replace drawings of Mermaid, which the theme would load from the network, by tables."""
+    return re.sub(r"(?s)```mermaid\n(.*?)```\n", lambda match: table(match[1]), markdown)
+
+
+def table(drawing: str) -> str:
+    """Return the arrows of a drawing as a table: each node, and those that it leads to."""
+    nodes = re.findall(r"^ *(\w+)\[(\w+)\]$", drawing, re.MULTILINE)
+    names = {node: f"{node.removesuffix('_' + label)}/{label}" for node, label in nodes}
+    arrows: dict[str, list[str]] = {}
+    for start, end in re.findall(r"(\w+) --> (\w+)", drawing):
+        arrows.setdefault(names[start], []).append(f"`{names.get(end, end)}`")
+    rows = [f"| `{start}` | {', '.join(ends)} |" for start, ends in sorted(arrows.items())]
+    return "\n".join(["| room | imports |", "|---|---|", *rows, ""])
+
+
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Mark short words and flags of commands, which docs/site.css does not break."""
-    html = re.sub(r"<code>([^<\s]{1,36})</code>", r'<code class="word">\1</code>', html)
+    words = r"<code>(--[^<\s]{1,36}|[^<\s]{1,20})</code>"
+    html = re.sub(words, r'<code class="word">\1</code>', html)
     return re.sub(r"(?<=>)(--\w+)(?=<)", r'<span class="word">\1</span>', html)

@@ -103,7 +103,13 @@ def prepare(page):
             write_both(("body", "topic"), labels)
         case "docs/domain-adaptation.md":
             shutil.copy("corpus/a.txt", "domain.txt")
-        case "docs/plots.md" | "docs/prediction.md" | "docs/run-directories.md" | "docs/serving.md":
+        case (
+            "docs/plots.md"
+            | "docs/prediction.md"
+            | "docs/run-directories.md"
+            | "docs/serving.md"
+            | "docs/tensorflow-serving.md"
+        ):
             fine_tune(max_seq_length=16)
         case "docs/signatures.md":
             fine_tune(max_seq_length=16)

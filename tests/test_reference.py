@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from bert_tf.__main__ import MODULES
 from tests.conftest import COMMANDS, ROOT
 
 SCRIPT = ROOT / "docs" / "make_reference.py"
@@ -32,6 +33,12 @@ def test_the_reference_has_every_command_and_public_name(reference):
     for package in reference.PACKAGES:
         for name in importlib.import_module(package).__all__:
             assert f"### {name}" in headings
+
+
+def test_each_command_is_shown_with_an_example(reference):
+    page = reference.commands()
+    for name in MODULES:
+        assert f"\n## {name}\n" in page and f"\n```bash\nbert-tf {name} --" in page, name
 
 
 def test_the_commands_are_described_without_tensorflow():

@@ -11,7 +11,6 @@ import io
 import operator
 import os
 import platform
-import re
 import signal
 import sys
 import tempfile
@@ -30,8 +29,6 @@ from bert_tf.system.progress import log
 
 STATUS_USER_ERROR = 2
 HELP_FLAGS = ("--help", "-help", "-h", "--helpfull", "--helpshort")
-# Program that starts the commands by name, for --help; `None` if Python runs their modules.
-program: str | None = None
 _PATH_ERRORS = (
     FileExistsError,
     FileNotFoundError,
@@ -240,8 +237,6 @@ def _define(values, field, kind):
 
 
 def _help(settings_class, doc):
-    if program:
-        doc = re.sub(r"\bpython -m \w+\.(\w+)", rf"{program} \1", doc)
     lines = [doc.strip(), "", "Flags:"]
     for field, kind in _fields(settings_class):
         if field.default is dataclasses.MISSING:

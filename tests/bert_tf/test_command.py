@@ -50,7 +50,9 @@ def test_a_command_that_imports_tensorflow_has_status_77(run_without_tensorflow)
 def test_help_has_status_0_and_a_wrong_flag_status_2_with_one_line(run_without_tensorflow, verb):
     done = run_without_tensorflow(verb, "--help")
     assert done.returncode == 0
-    assert f"bert-tf {verb.split('.')[-1]}" in done.stdout and "--" in done.stdout and not done.stderr
+    assert (
+        f"bert-tf {verb.split('.')[-1]}" in done.stdout and "--" in done.stdout and not done.stderr
+    )
     done = run_without_tensorflow(verb, "--no_such_flag=1")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "no_such_flag" in done.stderr and not done.stdout
