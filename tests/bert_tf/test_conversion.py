@@ -117,6 +117,7 @@ def test_hugging_face_gets_the_class_and_exactly_its_tensors(
     assert has_prefix == (architecture != "BertModel")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", WORDS_OF_TASKS)
 def test_every_head_goes_to_hugging_face_and_google(tmp_path, config, vocabulary, name, capsys):
     weights = fine_tuned(tmp_path / "run", config, vocabulary, name)
@@ -345,6 +346,7 @@ def test_google_says_what_its_code_does_not_compute(tmp_path, config, vocabulary
     assert read_pretrained(path).config.hidden_act == "gelu"
 
 
+@pytest.mark.medium
 def test_the_report_names_sizes_and_digests(tmp_path, config, vocabulary):
     from bert_tf.storage import files
 

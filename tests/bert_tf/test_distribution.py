@@ -40,6 +40,7 @@ def test_each_replica_reads_its_elements_in_order():
     assert read(HALVES[1], per_replica=2) == [4, 5, 6, 7, 12, 13, 14, 15]
 
 
+@pytest.mark.medium
 def test_a_process_parses_its_own_batches_alone(data):
     position, parsed = data.position(3, 0), []
 

@@ -136,6 +136,7 @@ def test_texts_are_tokenized_again_only_if_a_long_one_has_too_few_tokens():
     assert tokens.ids.row_lengths().numpy().tolist()[::2] == [2, 400]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("with_offsets", [False, True])
 def test_the_loop_in_a_graph_reads_as_much_as_without_a_graph(mode, with_offsets):

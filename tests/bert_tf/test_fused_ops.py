@@ -339,6 +339,7 @@ def test_a_step_is_reproducible():
     assert (mask([11, 5]) != mask([11, 6])).any()
 
 
+@pytest.mark.medium
 def test_results_are_equal_in_an_xla_compiled_function():
     x, residual = normal([9, 128]), normal([9, 128], seed=1)
     gamma, beta = tf.ones(128), tf.zeros(128)

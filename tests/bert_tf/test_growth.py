@@ -92,6 +92,7 @@ def test_words_that_the_tokenizer_never_produces_are_refused(pretrained, word, r
         growth.add_tokens(pretrained, ["fine", word], "words.txt")
 
 
+@pytest.mark.medium
 def test_a_cased_model_keeps_case_and_accents(pretrained):
     config = dataclasses.replace(pretrained.config, do_lower_case=False)
     cased = dataclasses.replace(pretrained, config=config)

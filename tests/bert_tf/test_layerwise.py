@@ -186,6 +186,7 @@ def test_no_gradient_is_computed_through_frozen_layers(config, inputs_BL):
             )
 
 
+@pytest.mark.medium
 def test_frozen_layers_stay_constant_under_fit(config):
     step = make_step(config, 1)
     losses = {name: WeightedMean(loss) for name, loss in step.losses.items()}

@@ -58,6 +58,7 @@ def without_tail(inputs):
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("lengths", "wrap"),
     [
@@ -128,6 +129,7 @@ def test_flat_and_padded_gradients_are_equal(deep_config, vocabulary, lengths, t
             np.testing.assert_array_equal(mine[vocabulary["[PAD]"]], 0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layout", [to_padded, to_flat])
 def test_the_cls_token_alone_has_the_gradients_of_all_tokens(config, vocabulary, layout):
     config = dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)

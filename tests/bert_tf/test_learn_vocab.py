@@ -64,6 +64,7 @@ def test_entries_of_a_text_equal_those_counted_by_hand(write):
     assert learn(path, size=10)[0] == SMALL_ENTRIES[:10]
 
 
+@pytest.mark.medium
 def test_the_format_of_files_does_not_affect_the_entries(write):
     documents = [{"text": "ab abc\n\nabc ab"}, {"text": " "}, {"text": "ab\nc", "more": 1}]
     lines = "".join(json.dumps(document) + "\n" for document in documents)
@@ -76,6 +77,7 @@ def test_the_format_of_files_does_not_affect_the_entries(write):
         assert learn(path, size=12, input_format=input_format)[0] == SMALL_ENTRIES
 
 
+@pytest.mark.medium
 def test_mark_and_line_ends_do_not_affect_the_entries(write, tmp_path):
     path = write(SMALL)
     for name, data in as_others_write(SMALL).items():

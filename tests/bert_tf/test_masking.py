@@ -184,6 +184,7 @@ def test_draws_equal_splitmix64_and_are_uncorrelated():
     assert np.abs(columns.mean(axis=0) - 0.5).max() < 5 * (1 / 12 / 20_000) ** 0.5
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("whole_word_mask", [False, True])
 def test_masks_of_real_text_follow_the_rules(data_dir, tmp_path, whole_word_mask):
     """Check the number of masks exactly, and actions and positions within five deviations."""

@@ -132,6 +132,7 @@ def kill_at(monkeypatch, owner, name, step, after):
     monkeypatch.setattr(owner, name, killed)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("owner", "name", "after", "step"),
     [

@@ -196,6 +196,7 @@ def contents(directory):
     }
 
 
+@pytest.mark.medium
 @EACH_DAMAGE
 def test_a_run_whose_checkpoints_are_all_damaged_is_rejected_and_left_unchanged(
     directories, runs, tmp_path, damage, file

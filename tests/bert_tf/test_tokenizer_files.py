@@ -232,6 +232,7 @@ def test_a_directory_without_a_vocabulary_is_rejected(huggingface_dir):
         read_pretrained(huggingface_dir)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("limit", [None, 100, 9])
 def test_words_are_as_long_as_in_hugging_face(modern_dir, limit):
     """Compare with the tokenizers library around the limit, in ASCII and in other characters."""

@@ -194,6 +194,7 @@ def test_rows_of_weight_zero_change_nothing():
     assert_weights_equal(results[0][1], results[1][1])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("labels", "hidden_size", "rate"),
     [

@@ -229,6 +229,7 @@ def test_shards_that_exceed_memory_are_rejected_with_a_number(corpus, tmp_path, 
         writing.write_shards(settings_of(corpus, tmp_path / "shards", num_shards=1))
 
 
+@pytest.mark.medium
 def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
     """Check that the entry of a shard is valid only with the manifest that it was made for."""
     settings = settings_of(corpus, tmp_path / "shards")

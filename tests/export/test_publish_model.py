@@ -91,6 +91,7 @@ def test_a_run_is_published_by_its_path(model, tmp_path, opened):
         export.publish(tmp_path / "run", tmp_path / "models", checkpoint="step-00000001")
 
 
+@pytest.mark.medium
 def test_an_untuned_model_is_published_once_it_is_tuned(huggingface_dir, tmp_path, opened):
     found, write = opened
     model = TextClassifier.from_pretrained(

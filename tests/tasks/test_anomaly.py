@@ -196,6 +196,7 @@ def run(settings, said):
     return finetune(settings, said.append)
 
 
+@pytest.mark.medium
 def test_it_trains_on_normal_rows_and_freezes_the_encoder(run, said, settings):
     assert any(
         line.startswith(
@@ -214,6 +215,7 @@ def test_it_trains_on_normal_rows_and_freezes_the_encoder(run, said, settings):
 
 
 @pytest.mark.slow
+@pytest.mark.medium
 def test_evaluate_and_predict_agree_and_keep_the_order(run, settings, tmp_path):
     trained = load_model(run.path)
     assert 0 < trained.task.threshold == trained.source.tuned["values"]["threshold"]
@@ -242,6 +244,7 @@ def test_evaluate_and_predict_agree_and_keep_the_order(run, settings, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.medium
 def test_a_stopped_run_resumes_bitwise_equal(run, settings, tmp_path, monkeypatch):
     """Compute the features of the resumed run with the encoder in its checkpoint."""
     changed = dataclasses.replace(settings, output_dir=str(tmp_path / "stopped"))

@@ -65,6 +65,7 @@ def encoded(trained, texts):
     }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("units", "is_multi"),
     small.fast(itertools.product([1, 2, 3], [False, True]), (3, True)),

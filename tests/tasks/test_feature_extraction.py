@@ -95,6 +95,7 @@ def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "out.npy")[0], expected, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_lines_keep_their_order_in_any_batch_and_bad_rows_their_position(shallow, tmp_path):
     embedder = create_embedder(shallow, "last", "mean", 16)
     source = tmp_path / "rows.jsonl"

@@ -59,6 +59,7 @@ def test_accumulated_batches_equal_one_batch(no_dropout):
     assert int(apart.optimizer.iterations) == int(together.optimizer.iterations) == 8
 
 
+@pytest.mark.medium
 def test_accumulated_batches_have_masks_of_their_own(no_dropout, monkeypatch):
     """Dropout masks are a function of the seed, which is one of each batch."""
     model, steps = create(no_dropout), []

@@ -98,6 +98,7 @@ def test_metrics_are_computed_from_the_predictions():
     assert task.metrics(data, {"choice": scores}) == {"accuracy": 0.75}
 
 
+@pytest.mark.medium
 def test_each_choice_follows_the_prompt(signatures):
     prediction = signatures["tokenize"](
         tf.constant(["the bill", "app"]), tf.constant([["is high", "", "a"], ["", "", ""]])

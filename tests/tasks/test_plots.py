@@ -115,6 +115,7 @@ CASES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", small.fast(CASES, "TokenClassifier"))
 def test_each_task_has_its_plots(huggingface_dir, name):
     options, (x, y), expected = CASES[name]

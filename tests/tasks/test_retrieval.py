@@ -101,6 +101,7 @@ def test_a_ranker_is_no_embedder(config, vocabulary, tmp_path):
         embedders.check_embedder(str(tmp_path / "run"))
 
 
+@pytest.mark.medium
 def test_the_command_prints_metrics(huggingface_dir, beir, tmp_path, capsys):
     """Evaluate a run, whose pooling is not the default."""
     model = TextEmbedder.from_pretrained(huggingface_dir, pooling="cls", max_seq_length=16)

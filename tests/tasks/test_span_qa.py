@@ -97,6 +97,7 @@ def write_squad(path, rows):
     return str(path)
 
 
+@pytest.mark.medium
 def test_the_tokens_of_an_answer_by_hand(pipeline):
     context = "The app is broken ! My screen not open"
     encoded = EncodedExamples.encode(
@@ -131,6 +132,7 @@ def test_the_tokens_of_an_answer_by_hand(pipeline):
     assert encoded.weights["start"].tolist() == encoded.weights["end"].tolist() == [1.0] * 7
 
 
+@pytest.mark.medium
 def test_the_tokens_of_answers_equal_those_found_by_loops(pipeline):
     rows = random_rows(np.random.default_rng(0), 60)
     encoded = EncodedExamples.encode(examples_of(*rows), pipeline, to_flat)
@@ -165,6 +167,7 @@ def answers_of(task, encoded, outputs):
     return [text.decode() for text in answer.numpy()]
 
 
+@pytest.mark.medium
 def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
     monkeypatch.setattr(question_answerer, "QUESTIONS_PER_BATCH", 7)
     task, rng = pipeline.task, np.random.default_rng(1)

@@ -283,6 +283,7 @@ def test_arrays_of_different_shapes_are_rejected():
             metric(LABELS > 0, wrong / 6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("modules", "package"),
     [
