@@ -65,7 +65,7 @@ make benchmark
 
 The command measures your machine in half an hour and prints tables like those below. The scripts
 are in `benchmarks` ([what each one answers](../benchmarks/README.md)). This page is generated from
-the files of `benchmarks/results`, which have all figures, repetitions and versions.
+the files of `benchmarks/results`, which have all figures, commands and versions.
 
 - The programs of a row ran in turns in one run, with the same weights, rows and batches; on
   processors with two threads.
@@ -197,9 +197,10 @@ def machine_line(record):
 
 
 def source_of(record):
-    """Return command, commit and date of a record."""
-    command = record["command"].removeprefix("python benchmarks/")
-    return f"`{command}`, {record['commit'] or 'unknown commit'}, {record['date']}"
+    """Return script, mode, commit and date of a record."""
+    script = record["command"].removeprefix("python benchmarks/").split()[0].rstrip(",")
+    run = f"`{script}`, {record['mode']} run"
+    return f"{run}, {record['commit'] or 'unknown commit'}, {record['date']}"
 
 
 def wrapped(text):
