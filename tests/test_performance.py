@@ -39,6 +39,7 @@ def record(*figures, benchmark="serving", kind="avx2", card=None):
             "card": card,
         },
         "versions": {"tensorflow": "2.21.0"},
+        "mode": "complete",
         "commit": "0123456",
         "date": "2026-11-27",
         "command": f"python benchmarks/{benchmark}.py",
