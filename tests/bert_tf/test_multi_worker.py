@@ -55,9 +55,10 @@ def test_workers_equal_one_process(flags, tmp_path, run_command, count, recomput
     for name in one:
         np.testing.assert_allclose(several[name], one[name], rtol=0, atol=2e-5, err_msg=name)
     lines = [Run.open(tmp_path / name).metrics() for name in ("one", "several")]
-    for first, second in zip(*lines, strict=True):
+    for number, (first, second) in enumerate(zip(*lines, strict=True)):
+        rel = 1e-3 if number else 1e-5  # Later gradients are those of slightly other weights.
         for name in set(first) - {"tokens_per_second"}:
-            assert first[name] == pytest.approx(second[name], rel=1e-4), name
+            assert first[name] == pytest.approx(second[name], rel=rel), name
     assert max(line.get("gradient_norm", 0.0) for line in lines[0]) > 1.0
 
 
