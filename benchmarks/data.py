@@ -1,4 +1,4 @@
-"""How fast is text prepared: tokenizing, learning a vocabulary, writing and reading shards?
+"""Measure preparing text: tokenizing, learning a vocabulary, writing and reading shards.
 
     python benchmarks/data.py --quick              (three minutes)
     python benchmarks/data.py --data=DIR           (fifteen minutes)

@@ -1,4 +1,4 @@
-"""How well do models learn: next to transformers, on published datasets, and in served precisions?
+"""Measure learning: next to transformers, on published datasets, and in served precisions.
 
     python benchmarks/learning.py --quick [--baselines=PYTHON]              (three minutes)
     python benchmarks/learning.py --data=DIR --baselines=PYTHON             (many hours)

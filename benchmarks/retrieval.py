@@ -1,4 +1,4 @@
-"""Does search find the paragraph that answers a question, and do neighbours have the same class?
+"""Measure search for the paragraph that answers a question, and the classes of neighbours.
 
     python benchmarks/retrieval.py --data=DIR --quick                      (a few minutes)
     python benchmarks/retrieval.py --data=DIR --baselines=PYTHON           (hours)

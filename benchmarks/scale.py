@@ -1,4 +1,4 @@
-"""How do time and memory grow with the size of a model, of its input, of machines and of shards?
+"""Measure how time and memory grow with sizes of model and input, machines and shards.
 
     python benchmarks/scale.py --quick             (five minutes)
     python benchmarks/scale.py --data=DIR          (an hour)

@@ -1,4 +1,4 @@
-"""How fast is a served BERT, and how much memory does it take, next to other libraries?
+"""Measure the speed and the memory of a served BERT, next to other libraries.
 
     python benchmarks/serving.py --quick                            (three minutes)
     python benchmarks/serving.py [--baselines=PYTHON]               (an hour per precision)

@@ -1,4 +1,4 @@
-"""How long does it take until something happens, and how much memory does a request take?
+"""Measure the time until something happens, and the memory of a request.
 
     python benchmarks/start_up.py --quick          (three minutes)
     python benchmarks/start_up.py                  (ten minutes)

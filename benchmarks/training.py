@@ -1,4 +1,4 @@
-"""How fast does a training step run, and in how much memory, next to other libraries?
+"""Measure the speed and the memory of a training step, next to other libraries.
 
     python benchmarks/training.py --quick                           (four minutes)
     python benchmarks/training.py --data=DIR [--baselines=PYTHON]   (an hour)
