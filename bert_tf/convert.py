@@ -23,7 +23,7 @@ from bert_tf.weights import sources
 
 @dataclasses.dataclass(frozen=True)
 class ConvertSettings:
-    """Settings of bert_tf.convert, one per flag."""
+    """Settings of bert-tf convert, one per flag."""
 
     from_: str = command.flag("pretrained weights or run to read")
     to: str = command.flag("run directory, or directory of another format, to create")

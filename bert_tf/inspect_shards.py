@@ -17,7 +17,7 @@ from bert_tf.text.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class InspectShardsSettings:
-    """Settings of bert_tf.inspect_shards, one per flag."""
+    """Settings of bert-tf inspect_shards, one per flag."""
 
     shards: str = command.flag("directory of shards")
     vocab: str | None = command.flag(

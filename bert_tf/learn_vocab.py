@@ -17,7 +17,7 @@ from bert_tf.text.vocabulary import SPECIALS
 
 @dataclasses.dataclass(frozen=True)
 class LearnVocabSettings:
-    """Settings of bert_tf.learn_vocab, one per flag."""
+    """Settings of bert-tf learn_vocab, one per flag."""
 
     input: tuple[str, ...] = command.flag("text files or globs")
     output: str = command.flag("vocab.txt to write")

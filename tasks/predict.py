@@ -33,7 +33,7 @@ from tasks.prediction.output_shards import (
 
 @dataclasses.dataclass(frozen=True)
 class PredictSettings(OutputSettings):
-    """Settings of tasks.predict."""
+    """Settings of bert-tf predict."""
 
     run: str = command.flag("run directory; with --output_dir also a published model")
     input: str | None = command.flag(

@@ -34,7 +34,7 @@ SAMPLE = 32  # Rows that are compared with their vectors.
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
-    """Flags of the command. Those that tasks.extract has too must have the same values."""
+    """Flags of the command. Those that bert-tf extract has too must have the same values."""
 
     vectors: str = command.flag(
         "vectors of bert-tf extract: .npy file, .parquet file with a column vector, a glob of such "
@@ -131,7 +131,7 @@ def main(settings: SearchSettings) -> None:
     if count != len(vectors):
         raise UserError(
             f"{settings.vectors}: {len(vectors):,} vectors, but {settings.input} has "
-            f"{count:,} rows; run tasks.extract on it again"
+            f"{count:,} rows; run bert-tf extract on it again"
         )
     embedder = create_embedder(
         sources.read_pretrained(settings.model, settings.do_lower_case),
@@ -147,7 +147,7 @@ def main(settings: SearchSettings) -> None:
     if not _are_vectors_of(texts, embedder, vectors, sample):
         raise UserError(
             f"{settings.vectors}: not the vectors of {settings.input} by {settings.model} with "
-            "these flags; pass the flags of the tasks.extract command, or run it again"
+            "these flags; pass the flags of the bert-tf extract command, or run it again"
         )
     searched = (
         ApproximateIndex(index_path(settings.vectors), vectors) if settings.use_index else vectors

@@ -20,7 +20,7 @@ FREE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class WriteShardsSettings(RunnerSettings):
-    """Settings of bert_tf.write_shards, one per flag.
+    """Settings of bert-tf write_shards, one per flag.
 
     Raises:
         UserError: If a value is invalid. The message names the flag.

@@ -61,7 +61,7 @@ def pretrain(
     """Pretrain a model, or resume its run (Devlin et al. 2019, 3.1 and A.2).
 
     Args:
-        settings: Flags of bert_tf.pretrain.
+        settings: Flags of bert-tf pretrain.
         log: Receives one line of progress per call.
         strategy: Distribution strategy. Defaults to that of the settings.
 

@@ -16,7 +16,7 @@ from bert_tf.weights import sources
 
 @dataclasses.dataclass(frozen=True)
 class PretrainSettings:
-    """Settings of bert_tf.pretrain; defaults follow Devlin et al. 2019, A.2. Each field is a flag.
+    """Settings of bert-tf pretrain; defaults follow Devlin et al. 2019, A.2. Each field is a flag.
 
     Raises:
         UserError: A value is invalid; the message starts with the flag.
@@ -140,7 +140,7 @@ class PretrainSettings:
 
 @dataclasses.dataclass(frozen=True)
 class PretrainCommandSettings(PlannedDevices, PretrainSettings):
-    """Flags of bert_tf.pretrain: its settings, and the devices of the estimate of --dry_run."""
+    """Flags of bert-tf pretrain: its settings, and the devices of the estimate of --dry_run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ RUN/config.json      BertConfig
 RUN/vocab.txt        vocabulary
 RUN/task.json        fields of the fine-tuning task (absent after pretraining)
 RUN/train.json       settings, seed, versions, origin of the initial weights
-RUN/conversion.json  report of bert_tf.convert (absent after training)
+RUN/conversion.json  report of bert-tf convert (absent after training)
 RUN/checkpoints/     checkpoints, see bert_tf.runs.checkpoints
 RUN/teacher.npz      outputs of the teacher, if there is one (tasks/training/distillation.py)
 RUN/verified_shards.json    shards that were read and verified (bert_tf/pretraining/recipe.py)

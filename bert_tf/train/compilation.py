@@ -15,7 +15,7 @@ from tensorflow.python.distribute import distribute_lib
 
 from bert_tf.model import fused_kernels
 from bert_tf.model.custom_gradient import own_gradients
-from bert_tf.text.encoder_inputs import PackedShape
+from bert_tf.text.encoder_inputs import PackedShape, to_flat, to_packed, to_padded
 
 STEPS_PER_EXECUTION = 20  # Of a compiled step, which waits for Python otherwise.
 # Sums in a fixed order, and kernels selected by rule instead of by their time.
@@ -66,6 +66,13 @@ def describe(precision: str, is_compiled: bool) -> str:
 def is_default(strategy: tf.distribute.Strategy) -> bool:
     """Return whether a strategy is TensorFlow's own, of one device, without `tf.distribute`."""
     return isinstance(strategy, distribute_lib._DefaultDistributionStrategy)
+
+
+def layout(is_compiled: bool, strategy: tf.distribute.Strategy) -> Callable[..., Any]:
+    """Return the function from packed sequences to batches, of `bert_tf.text.encoder_inputs`."""
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        return to_padded  # One shape, known before the first batch.
+    return to_packed if is_compiled else to_flat
 
 
 def packed_shape(

@@ -13,7 +13,7 @@ V vocabulary size.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import keras
@@ -374,6 +374,17 @@ class FunctionLoss(keras.losses.Loss):
         return self.function(y_true, y_pred)
 
 
+def has_own_divisor(loss: Callable[..., tf.Tensor]) -> bool:
+    """Whether a loss is one of Keras, whose `reduction` chooses what its sum is divided by."""
+    return isinstance(loss, keras.losses.Loss) and not isinstance(loss, WeightedMean)
+
+
+def compares_examples(losses: Iterable[Callable[..., tf.Tensor]]) -> bool:
+    """Whether one of the losses is a `BatchLoss`, perhaps wrapped for Keras."""
+    wrapped = ((loss, getattr(loss, "function", None)) for loss in losses)
+    return any(isinstance(loss, BatchLoss) for pair in wrapped for loss in pair)
+
+
 def weighted_sum(
     loss: Callable[..., tf.Tensor],
     labels: tf.Tensor,
@@ -382,7 +393,7 @@ def weighted_sum(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return sum(weight * loss), and its divisor; the quotient over all replicas is the mean.
 
-    The divisor is sum(weight), except for losses of Keras, which choose it by their `reduction`.
+    The divisor is sum(weight), unless the loss `has_own_divisor`.
 
     Args:
         loss: Function of this module, or a loss of Keras.
@@ -390,7 +401,7 @@ def weighted_sum(
         output: Output of the model.
         weights: Weights of the elements; by default 1.
     """
-    if isinstance(loss, keras.losses.Loss) and not isinstance(loss, WeightedMean):
+    if has_own_divisor(loss):
         # A loss of Keras weights its elements itself, and may have its own way to do so.
         of_elements = object.__new__(type(loss))  # The module copy would save and load it.
         vars(of_elements).update(vars(loss), reduction=None)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf.model.custom_gradient import own_gradients
 from bert_tf.model.layout import count_tokens
 from bert_tf.train.compilation import compile_with_weights, is_default
-from bert_tf.train.losses import BatchLoss, weighted_sum
+from bert_tf.train.losses import BatchLoss, has_own_divisor, weighted_sum
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase
 
 COUNTS = ("examples", "tokens", "asked_to_stop")
@@ -81,10 +81,12 @@ class TrainStep:
         self.accumulation_steps, self.is_compiled = accumulation_steps, is_compiled
         self._replica_step, self._wrap = self._on_replica, None
         self._sums_and_gradients = self._all_gradients
+        self._compiled_backward = None
         if is_compiled and is_default(strategy):
             self._replica_step = _compile(self._on_replica)
         elif is_compiled:
             self._sums_and_gradients = compile_with_weights(model, self._all_gradients, strategy)
+            self._compiled_backward = compile_with_weights(model, self._dense_backward, strategy)
             if not isinstance(strategy, tf.distribute.TPUStrategy):
                 self._wrap = _compile
         # Keras 3's LossScaleOptimizer checks the gradients of one replica only.
@@ -165,11 +167,7 @@ class TrainStep:
 
     def _on_replica(self, batch, is_running):
         """Compute this replica's summand of the gradient, and apply the sum over all replicas."""
-        replica, weights = tf.distribute.get_replica_context(), batch[2]
-        # Dividing by sums over all replicas makes the loss a mean over the global batch.
-        weight_sums = replica.all_reduce(
-            tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self._terms}
-        )
+        weight_sums = self._weight_sums(batch[2])
         sums, gradients = self._sums_and_gradients(batch, weight_sums, *self._seed_and_scale())
         norm = self._apply(gradients, sums["loss"], is_running)
         own_gradients()
@@ -182,7 +180,10 @@ class TrainStep:
     def on_batch(
         self, batch: tuple[Any, Mapping[str, Any], Mapping[str, Any]], is_running: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]], tf.Tensor]:
-        """Run one update on this replica, inside of the function that Keras compiles.
+        """Run one update on this replica, called by Keras.
+
+        With a compiled step, on one device the caller compiles this method; on several, gradients
+        and update are compiled here, unless a loss alone knows what it is divided by.
 
         Args:
             batch: Inputs, labels and weights; weights of `None` are 1. With accumulation, batches
@@ -193,11 +194,27 @@ class TrainStep:
             The outputs of the model; by term the results of `weighted_sum`; and a float32 scalar
             that is not finite if the update was rejected, see `AdamBase.apply`.
         """
-        backward = self._cached_backward if self.accumulation_steps > 1 else self._backward
-        outputs, loss, terms, gradients = backward(batch, None, *self._seed_and_scale())
+        backward, weight_sums = self._any_backward, None
+        if self._compiled_backward and self._divides_by_weights(batch[2]):
+            backward, weight_sums = self._compiled_backward, self._weight_sums(batch[2])
+        outputs, loss, terms, gradients = backward(batch, weight_sums, *self._seed_and_scale())
         norm = self._apply(gradients, loss, is_running)
         own_gradients()
         return outputs, terms, norm
+
+    def _divides_by_weights(self, weights):
+        """Whether each term of the loss is divided by the sum of its weights."""
+        losses = [loss for _, loss in self._terms.values()]
+        return None not in weights.values() and not any(map(has_own_divisor, losses))
+
+    def _weight_sums(self, weights):
+        """Return the sums of weights by term, over all replicas.
+
+        Dividing by them makes the loss a mean over the global batch.
+        """
+        return tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self._terms}
+        )
 
     def _seed_and_scale(self):
         """Return the dropout seed of this replica's batch, and the factor of its loss."""
@@ -252,9 +269,17 @@ class TrainStep:
             accumulate = self._cached if is_batch_loss else self._accumulated
             return accumulate(batch, weight_sums, seed, scale)
         sums, gradients = self._gradients(batch, weight_sums, seed, scale)
-        if self.is_compiled:  # A gradient may be sparse, which XLA cannot return.
-            gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
-        return sums, gradients
+        return sums, _dense(gradients) if self.is_compiled else gradients
+
+    def _dense_backward(self, batch, weight_sums, seed, scale):
+        """Return what `_any_backward` does, with gradients that XLA can return."""
+        *results, gradients = self._any_backward(batch, weight_sums, seed, scale)
+        return *results, _dense(gradients)
+
+    def _any_backward(self, batch, weight_sums, seed, scale):
+        """Return outputs, loss, terms and gradients, over all stacked batches if there are any."""
+        backward = self._cached_backward if self.accumulation_steps > 1 else self._backward
+        return backward(batch, weight_sums, seed, scale)
 
     def _backward(self, batch, weight_sums, seed, scale):
         """Return outputs, loss, terms and gradients of this replica's batch.
@@ -525,6 +550,11 @@ def _poison(gradients, loss):
     """Add NaN to a gradient if the loss is not finite."""
     index = max(number for number, grad in enumerate(gradients) if grad is not None)
     gradients[index] += tf.where(tf.math.is_finite(loss), 0.0, float("nan"))
+
+
+def _dense(gradients):
+    """Return gradients, of which some may be sparse, as tensors."""
+    return [None if of is None else tf.convert_to_tensor(of) for of in gradients]
 
 
 def _compile(function):

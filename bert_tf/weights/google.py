@@ -170,7 +170,7 @@ def read(location: Location) -> StoredModel:
     values = {}
     for bias, name in _CLASSES.items():
         if bias in tensors:
-            # run_classifier.py does not save the names of the labels; bert_tf.convert does.
+            # run_classifier.py does not save the names of the labels; bert-tf convert does.
             labels = {str(number): str(number) for number in range(np.size(tensors[bias]))}
             saved = read_json_object(location.config)
             values = {

@@ -58,7 +58,7 @@ class Contents:
             config = BertConfig.from_dict(strict_json.parse_object(texts["config.json"]))
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise UserError(
-                f"{path}: not a file of export.export_litert: {getattr(error, 'strerror', error)}"
+                f"{path}: not a file of bert-tf export_litert: {getattr(error, 'strerror', error)}"
             ) from None
         vocabulary = Vocabulary(texts["vocab.txt"].removesuffix("\n").split("\n"), f"{path}")
         vocabulary.check_size(config.vocab_size, where=f"{path}: vocab.txt")

@@ -78,7 +78,7 @@ TASK_TYPES = {
         defaults={"global_batch_size": 64, "epochs": 1},
     ),
 }
-# Task types without labelled rows; tasks.finetune does not offer them.
+# Task types without labelled rows; bert-tf finetune does not offer them.
 UNLABELLED_TASK_TYPES = {
     "pretrained": TaskType("tasks.types.masked_lm:MaskedLmTask", defaults={"max_seq_length": 512}),
 }

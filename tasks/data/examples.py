@@ -146,7 +146,6 @@ class EncodedExamples:
         steps_per_epoch: int | None = None,
         first_step: int | tf.Variable = 0,
         num_replicas: int = 1,
-        are_split: bool = False,
         shuffle: bool = True,
         select: Select = lambda rows: rows,
     ) -> tf.data.Dataset:
@@ -157,8 +156,7 @@ class EncodedExamples:
         it has none, its batch is one sample of weight 0.
 
         Args:
-            global_batch_size: Samples per step of all replicas; a multiple of `num_replicas` unless
-                `are_split`.
+            global_batch_size: Samples per step of all replicas; a multiple of `num_replicas`.
             num_epochs: Epochs.
             seed: Seed of the order.
             steps_per_epoch: Steps per epoch of Keras, which may be fewer or more than all samples
@@ -167,8 +165,6 @@ class EncodedExamples:
                 iterated.
             num_replicas: Consecutive elements of the dataset per step, of all replicas, or of all
                 parts of a batch that are computed one after the other.
-            are_split: Whether an element is a step instead, whose first axis Keras splits between
-                the replicas; it is filled up to a multiple of them with samples of weight 0.
             shuffle: Draws the order anew for each epoch.
             select: Returns the elements to make of a dataset of all.
         """
@@ -177,19 +173,18 @@ class EncodedExamples:
         # Drawn for all epochs at once, so that resuming at a step is a slice.
         epochs = self._epochs(-(-num_steps // steps_of_all), global_batch_size, seed, shuffle)
         numbers = epochs[:num_steps]
-        num_parts = num_replicas if are_split else 1
-        size = global_batch_size * num_parts // num_replicas
+        size = global_batch_size // num_replicas
         if not isinstance(first_step, tf.Variable):
             rows = select(_rows(numbers[first_step:].reshape(-1, size)))
-            return self._labelled_batches(rows, size, num_parts)
+            return self._labelled_batches(rows, size)
         # Prefetching may ask for steps after the last one.
         numbers = tf.constant(numbers, tf.int32)
         rows = tf.data.Dataset.range(num_steps).map(
             lambda step: numbers[tf.minimum(step + first_step, num_steps - 1)]
         )
-        if size < global_batch_size:
+        if num_replicas > 1:
             rows = rows.map(lambda numbers_B: tf.reshape(numbers_B, [-1, size])).unbatch()
-        return self._labelled_batches(rows, size, num_parts)
+        return self._labelled_batches(select(rows), size)
 
     def evaluation_batches(
         self,
@@ -252,9 +247,9 @@ class EncodedExamples:
 
         return np.concatenate([_padded(order(epoch), batch_size) for epoch in range(count)])
 
-    def _labelled_batches(self, rows, batch_size, multiple_of=1):
+    def _labelled_batches(self, rows, batch_size):
         """Return batches (inputs, labels, weights) of rows of sample indices, -1 as padding."""
-        inputs_of = self._inputs(batch_size, multiple_of)
+        inputs_of = self._inputs(batch_size)
         # On the device once for all batches.
         labels, weights = _tensors(self.labels), _tensors(self.weights)
         weights_S = self._weights_of_samples()
@@ -262,7 +257,7 @@ class EncodedExamples:
         weights_S = tf.constant(weights_S, tf.float32)
 
         def batch_of(numbers_B):
-            numbers_b, is_sample_b = self._samples(numbers_B, multiple_of)
+            numbers_b, is_sample_b = self._samples(numbers_B)
             inputs = inputs_of(numbers_b)
             factor_b = tf.where(is_sample_b, tf.gather(weights_S, numbers_b), 0.0)
             return (
@@ -284,25 +279,18 @@ class EncodedExamples:
         of_rows = np.array(self.examples.weights)[self.example_of_sample()]
         return of_rows if weights_S is None else of_rows * weights_S
 
-    def _samples(self, numbers_B, multiple_of=1):
-        """Drop padding unless shapes are static; return indices and is_sample, bool `(b,)`.
-
-        Keras splits a batch by the number of replicas, of which the count is a multiple.
-        """
+    def _samples(self, numbers_B):
+        """Drop padding unless shapes are static; return indices and is_sample, bool `(b,)`."""
         if self.static_shape:
             count = numbers_B.shape[0]
         else:
             # Keep at least one sample, of weight 0, so that no replica's batch is empty.
             count = tf.maximum(tf.reduce_sum(tf.cast(numbers_B >= 0, tf.int32)), 1)
-            count = -(-count // multiple_of) * multiple_of
         # Padding repeats sample 0; its weight is 0.
         return tf.maximum(numbers_B[:count], 0), numbers_B[:count] >= 0
 
-    def _inputs(self, batch_size: int, num_parts: int = 1) -> Inputs:
-        """Return the function from sample indices to inputs of batches of `batch_size`.
-
-        Keras splits the inputs by their first axis between `num_parts` replicas.
-        """
+    def _inputs(self, batch_size: int) -> Inputs:
+        """Return the function from sample indices to inputs of batches of `batch_size`."""
         length = self.task.max_seq_length if self.static_shape else None
         windows_of_samples = tf.RaggedTensor.from_row_splits(
             tf.range(self.sample_splits[-1]), self.sample_splits, validate=False
@@ -323,15 +311,7 @@ class EncodedExamples:
             if max_choices is None:
                 return in_layout(numbers_bC.flat_values, count)
             grid_bC = self._choice_grid(numbers_bC, count, max_choices)
-            if num_parts == 1:
-                return {**in_layout(numbers_bC.flat_values, count), "windows": grid_bC}
-            # Samples have equally many windows, so that a part contains those of its samples. Row 0
-            # stands for missing choices.
-            rows = tf.gather(numbers_bC.flat_values, tf.reshape(tf.maximum(grid_bC, 0), [-1]))
-            row_in_part = tf.range(count * max_choices) % (count // num_parts * max_choices)
-            row_in_part_bC = tf.reshape(row_in_part, tf.shape(grid_bC))
-            windows = tf.where(grid_bC < 0, grid_bC, row_in_part_bC)
-            return {**in_layout(rows, count), "windows": windows}
+            return {**in_layout(numbers_bC.flat_values, count), "windows": grid_bC}
 
         def in_layout(numbers, count):
             """Return windows in the layout of the encoder."""
@@ -354,6 +334,21 @@ class EncodedExamples:
         choice = tf.gather(self.windows.choice_W, numbers_bC.flat_values)
         chosen = Windows(self.windows.packed, numbers_bC.value_rowids(), choice_W=choice)
         return chosen.choice_grid(count, max_choices)
+
+
+def stacked(batches: tf.data.Dataset, count: int, is_compiled: bool) -> tf.data.Dataset:
+    """Return consecutive batches stacked on a new first axis, to accumulate their gradients.
+
+    Args:
+        batches: Result of `training_batches`.
+        count: Batches per stack; a single one is no stack.
+        is_compiled: Whether XLA compiles the step. Packed batches then get rows without tokens, up
+            to the most rows of a stack. Flat ones differ in their number of tokens, so that their
+            stack is ragged.
+    """
+    if count == 1:
+        return batches
+    return batches.padded_batch(count) if is_compiled else batches.ragged_batch(count)
 
 
 def _rows(numbers):

@@ -51,7 +51,7 @@ class DataRows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
-    """Files and task of tasks.finetune.
+    """Files and task of bert-tf finetune.
 
     A field with `tasks` is an option of these task types, which is passed to their `from_data` if
     it is given; the other fields apply to all task types.
@@ -223,7 +223,7 @@ class DataSettings:
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
-    """Settings of tasks.finetune: one run, or a sweep over `seeds` and `learning_rates`.
+    """Settings of bert-tf finetune: one run, or a sweep over `seeds` and `learning_rates`.
 
     The fields of `DataSettings` come first. A field that is `None` gets the default of the task
     type, if there is one. The runs of a sweep are subdirectories of `output_dir`, named after the

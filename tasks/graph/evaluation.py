@@ -181,7 +181,7 @@ class FeatureExamples(EncodedExamples):
         self.log(f"extracting features of {len(self)} rows, once")
         return tf.constant(self.evaluator.outputs(self.encoded)["vector"])
 
-    def _inputs(self, batch_size: int, num_parts: int = 1) -> Inputs:
+    def _inputs(self, batch_size: int) -> Inputs:
         vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
         return lambda numbers_b: {"vector": tf.gather(vectors_SH, numbers_b)}
 

@@ -139,7 +139,7 @@ class RunCheckpoint:
             remedy = f"was fitted to {directory} only; omit --checkpoint to use that checkpoint"
         elif has_dev:
             remedy = (
-                "was never fitted, since the run stopped earlier; run the same tasks.finetune "
+                "was never fitted, since the run stopped earlier; run the same bert-tf finetune "
                 f"command again (its flags are in {self.run.file('train.json')}) to tune the best "
                 "checkpoint"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,8 @@ from tensorflow.python.data.experimental.ops import distribute
 
 from bert_tf.errors import UserError
 from bert_tf.text.encoder_inputs import PackedShape, to_flat, to_packed, to_padded
-from bert_tf.text.packing import Packed
-from bert_tf.text.vocabulary import Vocabulary
 from tasks.base.task import Task
-from tasks.data.examples import Examples
+from tasks.data.examples import Examples, Layout, Select
 from tasks.data.readers.memory import named, without_axis
 from tasks.graph.pipeline import Pipeline
 from tasks.model.labelled_rows import class_factors, column_of, examples_of
@@ -33,63 +31,72 @@ def batches(
     dataset: tf.data.Dataset,
     class_weight: Mapping[Any, float] | None = None,
     *,
+    layout: Layout = to_flat,
     num_replicas: int = 1,
-    is_compiled: bool = False,
+    static_shape: bool = False,
+    select: Select = lambda elements: elements,
 ) -> tf.data.Dataset:
-    """Return batches (token ids, labels, weights) of a dataset, padded for several replicas.
+    """Return batches (token ids, labels, weights) of a dataset, those of all replicas in turn.
 
-    A batch is filled up with rows of weight 0: to a multiple of the replicas, or, if XLA compiles
-    the step, to the size that the dataset was batched with.
+    A batch of the dataset is filled up with rows of weight 0: to a multiple of the replicas, or, if
+    shapes are static, to the size that the dataset was batched with.
 
     Args:
         pipeline: Pipeline of a task that has `can_stream`.
         dataset: Batches (x, y) or (x, y, sample_weight) of strings and labels.
         class_weight: Loss weight by label name or id.
-        num_replicas: Replicas that Keras splits a batch between.
-        is_compiled: Whether XLA compiles the step, so that batches have at most four shapes: they
-            are packed, or, for several replicas and datasets of unknown batch size, padded to
-            max_seq_length.
+        layout: `to_flat`, `to_padded` or `to_packed`.
+        num_replicas: Replicas that share a batch of the dataset.
+        static_shape: Whether batches have at most four shapes, so that XLA compiles few programs.
+            Those of a dataset of unknown batch size are padded to max_seq_length.
+        select: Returns the elements to make of a dataset of all.
 
     Raises:
         UserError: If the structure of the batches or class_weight does not fit the task.
     """
     task = pipeline.task
-    size = int(distribute.compute_batch_size(dataset)) if is_compiled and num_replicas == 1 else -1
-    layout = _layout(task.max_seq_length, num_replicas, is_compiled, size)
+    size = -1  # Of a replica's batch.
+    if static_shape:
+        size = -(-int(distribute.compute_batch_size(dataset)) // num_replicas)
+    if layout is to_packed and size > 0:
+        shape = PackedShape.of_unknown_lengths(size, task.max_seq_length)
+        layout = functools.partial(to_packed, shape=shape, num_sequences=size)
+    elif static_shape:
+        layout = functools.partial(to_padded, length=task.max_seq_length)
     if class_weight is not None:
         class_factors(task, class_weight)  # Before the first batch.
 
     @tf.autograph.experimental.do_not_convert
-    def batch_of(x, y, weight_B=None):
+    def rows_of(x, y, weight_B=None):
         texts = _strings(named(x, task.input_names))
         count = tf.shape(texts[task.input_names[0]])[0]
-        numbers_B = tf.range(size if size > 0 else -(-count // num_replicas) * num_replicas)
+        numbers_B = tf.range((size if size > 0 else -(-count // num_replicas)) * num_replicas)
         is_row_B, numbers_B = numbers_B < count, numbers_B % tf.maximum(count, 1)
         labels, weights = targets(task, texts, y, weight_B, class_weight)
         texts, labels, weights = tf.nest.map_structure(
             lambda values: tf.gather(values, numbers_B), (texts, labels, weights)
         )
         factor_B = tf.cast(is_row_B, tf.float32)
-        inputs = layout(pipeline.encode(**texts).packed, pipeline.vocabulary)
-        return inputs, labels, {name: values * factor_B for name, values in weights.items()}
+        return texts, labels, {name: values * factor_B for name, values in weights.items()}
+
+    @tf.autograph.experimental.do_not_convert
+    def of_replicas(*rows):
+        return tf.nest.map_structure(
+            lambda values: tf.reshape(values, [num_replicas, -1, *values.shape[1:]]), rows
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def batch_of(texts, labels, weights):
+        return layout(pipeline.encode(**texts).packed, pipeline.vocabulary), labels, weights
 
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or not 2 <= len(spec) <= 3:
         raise UserError("x: expected batches (x, y) or (x, y, sample_weight) in the dataset")
-    mapped = dataset.map(batch_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    rows = dataset.map(rows_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if num_replicas > 1:
+        rows = rows.map(of_replicas).unbatch()
+    mapped = select(rows).map(batch_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return mapped.prefetch(tf.data.AUTOTUNE)
-
-
-def _layout(
-    max_seq_length: int, num_replicas: int, is_compiled: bool, batch_size: int
-) -> Callable[[Packed, Vocabulary], dict[str, tf.Tensor]]:
-    """Return the function from packed sequences to inputs; `batch_size` is -1 if unknown."""
-    if batch_size > 0:
-        shape = PackedShape.of_unknown_lengths(batch_size, max_seq_length)
-        return functools.partial(to_packed, shape=shape, num_sequences=batch_size)
-    if is_compiled:
-        return functools.partial(to_padded, length=max_seq_length)
-    return to_padded if num_replicas > 1 else to_flat
 
 
 def _strings(columns):

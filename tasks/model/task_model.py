@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import threading
@@ -30,17 +31,17 @@ from bert_tf.runs.checkpoints import model_variables
 from bert_tf.runs.run import Run
 from bert_tf.system.processes import check_not_forked
 from bert_tf.system.scalars import to_python
-from bert_tf.text.encoder_inputs import to_flat, to_packed, to_padded
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.train.compilation import is_accelerated
-from bert_tf.train.distribution import is_chief, names_lost_worker, use_precision
-from bert_tf.train.losses import FunctionLoss
+from bert_tf.train import compilation
+from bert_tf.train.compilation import is_accelerated, is_default
+from bert_tf.train.distribution import distribute, is_chief, names_lost_worker, use_precision
+from bert_tf.train.losses import FunctionLoss, compares_examples
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
 from bert_tf.train.step import TrainStep, batch_counter, innermost, unstacked
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
 from tasks.base.task_types import default_settings
-from tasks.data.examples import EncodedExamples, Examples
+from tasks.data.examples import EncodedExamples, Examples, stacked
 from tasks.data.readers.memory import columns_of
 from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.pipeline import Pipeline
@@ -76,8 +77,7 @@ _UNSUPPORTED = {
     "callbacks": "expected with token ids only, since strings are not read batch by batch",
 }
 _NO_PARTS = (
-    "gradient_accumulation_steps: expected rows in memory on one replica; call train, or compile "
-    "without it"
+    "gradient_accumulation_steps: expected rows in memory; call train, or compile without it"
 )
 # Fields of `TrainingSettings` that are arguments of `train`.
 _SETTINGS = tuple(
@@ -429,11 +429,11 @@ class TaskModel(keras.Model):
             schedule: Linear decay, "released" (google-research/bert) or "continuous" (Hugging
                 Face).
             layer_decay: Factor on the learning rate from each layer to the one below.
-            jit_compile: Compiles the step with XLA, on batches of few shapes. "auto" does so on one
-                GPU.
+            jit_compile: Compiles the step with XLA, on batches of few shapes. "auto" does so on
+                GPUs and TPUs. On several, a loss that compares the rows of a batch turns it off.
             gradient_accumulation_steps: Parts of a batch that are computed one after the other,
                 which takes less memory; the loss is that of the complete batch, as in `train`. For
-                rows in memory, on one replica.
+                rows in memory.
             **kwargs: Other arguments of keras.Model.compile.
 
         Raises:
@@ -451,7 +451,7 @@ class TaskModel(keras.Model):
                 "learning_rate: expected with optimizer='auto' only; set it in the given optimizer"
             )
         if jit_compile == "auto":
-            jit_compile = self._is_compiled_by_default
+            jit_compile = is_accelerated(self.distribute_strategy)
         with self.distribute_strategy.scope():
             if optimizer == "auto":
                 if learning_rate is None:
@@ -466,7 +466,7 @@ class TaskModel(keras.Model):
             self._compile(
                 optimizer=optimizer,
                 **of_outputs,
-                jit_compile=jit_compile,
+                is_compiled=bool(jit_compile),
                 gradient_accumulation_steps=positive(
                     "gradient_accumulation_steps", gradient_accumulation_steps
                 ),
@@ -480,8 +480,10 @@ class TaskModel(keras.Model):
     def get_compile_config(self) -> dict[str, Any]:
         """Return the arguments of `compile`; called by Keras."""
         config: Any = super().get_compile_config()
-        if config and self._num_parts > 1:
+        if config:
+            config["is_compiled"] = self._step.is_compiled
             config["gradient_accumulation_steps"] = self._num_parts
+            del config["jit_compile"]
         return config
 
     @property
@@ -489,12 +491,19 @@ class TaskModel(keras.Model):
         """The number of parts of a batch that are computed one after the other."""
         return self._step.accumulation_steps if self._step else 1
 
-    def _compile(self, *, loss, loss_weights=None, gradient_accumulation_steps=1, **arguments):
+    def _compile(
+        self, *, loss, is_compiled, gradient_accumulation_steps, loss_weights=None, **arguments
+    ):
         """Compile; the arguments are those of Keras, with losses by output."""
         optimizer = arguments.get("optimizer")
         if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
             arguments.setdefault("auto_scale_loss", False)  # Keras would scale it again.
-        super().compile(loss=loss, loss_weights=loss_weights, **arguments)
+        if self._num_replicas > 1 and compares_examples(loss.values()):
+            is_compiled = False  # XLA does not gather the outputs of other replicas.
+        # Keras would compile the calls of all replicas as one program, in which XLA cannot sum
+        # their gradients.
+        of_keras = is_compiled and is_default(self.distribute_strategy)
+        super().compile(loss=loss, loss_weights=loss_weights, jit_compile=of_keras, **arguments)
         # Variables made inside of the first step would double the time to trace it.
         self.optimizer.build(self.trainable_variables)
         losses = {name: keras.losses.get(given) for name, given in loss.items() if given}
@@ -509,7 +518,7 @@ class TaskModel(keras.Model):
         factors = {name: loss_weights.get(name, 1.0) for name in losses}
         self._step = TrainStep(
             *(self, losses, self.optimizer, self.distribute_strategy, self.seed),
-            is_compiled=bool(self.jit_compile),
+            is_compiled=is_compiled,
             loss_weights=factors,
             accumulation_steps=gradient_accumulation_steps,
         )
@@ -533,11 +542,7 @@ class TaskModel(keras.Model):
     @property
     def _is_compiled(self):
         """Whether XLA compiles the step, on batches of few shapes."""
-        return bool(self.jit_compile) if self.compiled else self._is_compiled_by_default
-
-    @property
-    def _is_compiled_by_default(self):
-        return self._num_replicas == 1 and is_accelerated(self.distribute_strategy)
+        return self._step.is_compiled if self._step else is_accelerated(self.distribute_strategy)
 
     @property
     def _num_replicas(self):
@@ -607,11 +612,12 @@ class TaskModel(keras.Model):
         self._check_scope("fit")
         if not self.compiled:
             self.compile()
+        strategy, is_compiled, parts = self.distribute_strategy, self._is_compiled, self._num_parts
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
         self._check_callbacks(callbacks)
         of_keras = {"verbose": verbose, "initial_epoch": initial_epoch}
         is_stream = isinstance(x, tf.data.Dataset) and self.task.can_stream
-        if self._num_parts > 1 and (is_token_ids(x) or is_stream or self._num_replicas > 1):
+        if self._num_parts > 1 and (is_token_ids(x) or is_stream):
             raise UserError(_NO_PARTS)
         if is_token_ids(x):
             return self._fit_token_ids(
@@ -650,11 +656,16 @@ class TaskModel(keras.Model):
                     "validation_split: expected none for a dataset; pass validation_data instead"
                 )
             num_steps = streaming.num_steps(x, steps_per_epoch)
-            batches = streaming.batches(
-                *(self.serving.pipeline, x, class_weight),
-                num_replicas=self._num_replicas,
-                is_compiled=bool(self.jit_compile),
-            )
+
+            def batches_of(local):
+                return streaming.batches(
+                    *(self.serving.pipeline, x, class_weight),
+                    num_replicas=self._num_replicas,
+                    layout=compilation.layout(is_compiled, strategy),
+                    static_shape=is_compiled,
+                    select=local.select,
+                )
+
         else:
             size = self._batch_size(x, batch_size)
             train = examples_of(self.task, x, y, sample_weight, class_weight)
@@ -664,19 +675,21 @@ class TaskModel(keras.Model):
             num_steps = steps_per_epoch = steps_per_epoch or math.ceil(len(encoded) / size)
             # A variable, because it is set after Keras has received the dataset.
             first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
-            batches = encoded.training_batches(
-                global_batch_size=size,
-                num_epochs=epochs,
-                seed=self.seed,
-                steps_per_epoch=num_steps,
-                first_step=first_step,
-                num_replicas=self._num_replicas if self._num_parts == 1 else self._num_parts,
-                are_split=self._num_parts == 1,
-                shuffle=shuffle,
-            )
-            if self._num_parts > 1:  # Flat batches differ in their number of tokens.
-                stack = batches.batch if self.jit_compile else batches.ragged_batch
-                batches = stack(self._num_parts)
+
+            def batches_of(local):
+                batches = encoded.training_batches(
+                    global_batch_size=size,
+                    num_epochs=epochs,
+                    seed=self.seed,
+                    steps_per_epoch=num_steps,
+                    first_step=first_step,
+                    num_replicas=self._num_replicas * parts,
+                    shuffle=shuffle,
+                    select=functools.partial(local.select, per_replica=parts),
+                )
+                return stacked(batches, parts, is_compiled)
+
+        batches = distribute(batches_of, strategy, is_compiled)
         encoded_dev = None if dev is None else self._encode_for_fit(dev)
         if encoded is not None and self.has_new_head:
             self.task.init_head(self.network, encoded)
@@ -737,22 +750,8 @@ class TaskModel(keras.Model):
                     "install 'bert_tf[tensorboard]'"
                 )
 
-    @property
-    def _needs_padding(self):
-        """Whether `fit` requires padded batches.
-
-        XLA compiles per shape, and Keras splits a batch between replicas by the first axis, which
-        must count sequences.
-        """
-        return bool(self.jit_compile) or self._num_replicas > 1
-
     def _encode_for_fit(self, examples):
-        layout = to_padded if self._needs_padding else to_flat
-        if self.jit_compile and self._num_replicas == self._num_parts == 1:
-            layout = to_packed  # Neither could its rows be divided between replicas, nor stacked.
-        encoded = EncodedExamples.encode(
-            examples, self.serving.pipeline, layout, static_shape=bool(self.jit_compile)
-        )
+        encoded = self._encode(examples)
         if not self.task.trains_on_vectors:
             return encoded
         return FeatureExamples(encoded, self.evaluator(), lambda line: None)
@@ -773,15 +772,11 @@ class TaskModel(keras.Model):
         elif batch_size is None:
             batch_size = self.fit_defaults["global_batch_size"]
         batch_size = positive("batch_size", batch_size)
-        if batch_size % self._num_replicas:
+        if batch_size % (self._num_replicas * self._num_parts):
+            factors = [f"the {self._num_replicas} replicas"] * (self._num_replicas > 1)
+            factors += [f"gradient_accumulation_steps={self._num_parts}"] * (self._num_parts > 1)
             raise UserError(
-                f"batch_size={batch_size}: expected a multiple of {self._num_replicas}, the number "
-                "of replicas"
-            )
-        if batch_size % self._num_parts:
-            raise UserError(
-                f"batch_size={batch_size}: expected a multiple of "
-                f"gradient_accumulation_steps={self._num_parts}"
+                f"batch_size={batch_size}: expected a multiple of {' * '.join(factors)}"
             )
         return batch_size
 
@@ -860,9 +855,12 @@ class TaskModel(keras.Model):
         """
         if isinstance(x, EncodedExamples):
             return x
-        examples = unweighted(examples_of(self.task, x, y))
-        layout = to_packed if self._is_compiled else to_flat
-        return EncodedExamples.encode(examples, self.serving.pipeline, layout, self._is_compiled)
+        return self._encode(unweighted(examples_of(self.task, x, y)))
+
+    def _encode(self, examples):
+        is_compiled = self._is_compiled
+        layout = compilation.layout(is_compiled, self.distribute_strategy)
+        return EncodedExamples.encode(examples, self.serving.pipeline, layout, is_compiled)
 
     @argument_names()
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:

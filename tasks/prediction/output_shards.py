@@ -308,7 +308,7 @@ def vector_job(
     """Return the job of the vectors of a pretrained encoder.
 
     `model` is any source of weights (`bert_tf.weights.sources`); the other arguments are values of
-    the flags of tasks.extract.
+    the flags of bert-tf extract.
     """
     # A TensorFlow checkpoint is the prefix of its files.
     is_directory = os.path.isdir(model)

@@ -1,6 +1,6 @@
 """Vectors in files, which may be larger than memory, and an approximate index of them.
 
-Files of vectors are those of tasks.extract: an array, or a directory of shards in order.
+Files of vectors are those of bert-tf extract: an array, or a directory of shards in order.
 
 Shape suffixes: N vectors, n vectors of a block, Q queries, D size, K results.
 """
@@ -35,7 +35,7 @@ class Vectors:
     than a process may open. Columns of .parquet files are read into memory.
 
     Args:
-        pattern: File, pattern of files, or directory of shards, of tasks.extract.
+        pattern: File, pattern of files, or directory of shards, of bert-tf extract.
 
     Attributes:
         path: The pattern.
@@ -97,11 +97,11 @@ def _paths_of(pattern):
     if os.path.isdir(pattern):
         if not os.path.exists(os.path.join(pattern, NAME)):
             raise UserError(
-                f"--vectors={pattern}: no {NAME}; expected a directory of shards of tasks.extract"
+                f"--vectors={pattern}: no {NAME}; expected a directory of shards of bert-tf extract"
             )
         manifest = OutputManifest.load(pattern)
         if not manifest.is_complete:
-            raise UserError(f"--vectors={pattern}: shards are missing; rerun tasks.extract")
+            raise UserError(f"--vectors={pattern}: shards are missing; rerun bert-tf extract")
         return [manifest.path(entry["file"]) for entry in manifest.shards]
     paths = sorted(files.glob_files(pattern))
     if not paths:
@@ -113,7 +113,7 @@ def open_vectors(path: str) -> np.ndarray:
     """Open the array of a .npy file without reading it, or read the column of a .parquet file.
 
     Args:
-        path: File of tasks.extract.
+        path: File of bert-tf extract.
 
     Returns:
         float32 `(N, D)`.
@@ -126,9 +126,9 @@ def open_vectors(path: str) -> np.ndarray:
     try:
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise UserError(f"{path}: expected a .npy file of tasks.extract ({error})") from None
+        raise UserError(f"{path}: expected a .npy file of bert-tf extract ({error})") from None
     if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype != np.float32:
-        raise UserError(f"{path}: expected a float32 array (rows, size) of tasks.extract")
+        raise UserError(f"{path}: expected a float32 array (rows, size) of bert-tf extract")
     return vectors
 
 
@@ -141,7 +141,7 @@ def _read_parquet(path):
         table = pyarrow.parquet.read_table(path, columns=["vector"])
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(
-            f"{path}: expected a Parquet file of tasks.extract ({str(error).splitlines()[0]})"
+            f"{path}: expected a Parquet file of bert-tf extract ({str(error).splitlines()[0]})"
         ) from None
     if table.num_columns != 1 or (table.num_rows and table["vector"].null_count):
         raise UserError(f"{path}: expected a vector in every row")
@@ -170,7 +170,7 @@ class ApproximateIndex:
     def __init__(self, path: str, vectors: Vectors) -> None:
         usearch = _import_usearch()
         if not os.path.isfile(path):
-            raise UserError(f"{path}: no such file; run tasks.search --build_index first")
+            raise UserError(f"{path}: no such file; run bert-tf search --build_index first")
         try:
             self._index = usearch.Index.restore(path, view=True)
         except (ValueError, RuntimeError) as error:
@@ -178,7 +178,7 @@ class ApproximateIndex:
         self._vectors = vectors
         if self._index is None or not self._is_of(vectors):
             raise UserError(
-                f"{path}: not an index of {vectors.path}; run tasks.search --build_index again"
+                f"{path}: not an index of {vectors.path}; run bert-tf search --build_index again"
             )
 
     def _is_of(self, vectors):

@@ -1,4 +1,4 @@
-"""Settings of training, without files and task; each field is a flag of tasks.finetune.
+"""Settings of training, without files and task; each field is a flag of bert-tf finetune.
 
 The module is free of TensorFlow, so that wrong flags are reported at once.
 """

@@ -1,4 +1,4 @@
-"""Training of a model on examples in a run directory: the recipe of `train` and tasks.finetune."""
+"""Training of a model on examples in a run directory, for `train` and bert-tf finetune."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from bert_tf.runs import checkpoints, run_directory
 from bert_tf.runs.run import Run
 from bert_tf.system import plotting
 from bert_tf.system.command import defaults
-from bert_tf.text.encoder_inputs import to_flat, to_packed, to_padded
 from bert_tf.train import compilation
 from bert_tf.train.distribution import (
     barrier,
@@ -26,13 +25,13 @@ from bert_tf.train.distribution import (
     is_chief,
 )
 from bert_tf.train.loop import TrainingLoop
-from bert_tf.train.losses import BatchLoss
+from bert_tf.train.losses import compares_examples
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.shared_files import open_run, wait_for_files
 from bert_tf.train.step import TrainStep
 from tasks.base import plots
 from tasks.base.task import task_from_dict
-from tasks.data.examples import EncodedExamples, Examples
+from tasks.data.examples import EncodedExamples, Examples, stacked
 from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.run_checkpoint import RunCheckpoint, task_at
 from tasks.training.distillation import Distillation
@@ -88,7 +87,7 @@ class TrainingRun:
                 f"--global_batch_size={self.settings.global_batch_size}: expected a multiple of "
                 f"the {replicas} replicas{of_parts}"
             )
-        if replicas > 1 and any(isinstance(loss, BatchLoss) for loss in self.task.losses.values()):
+        if replicas > 1 and compares_examples(self.task.losses.values()):
             self.is_compiled = False  # XLA does not gather the outputs of other replicas.
 
     def open_run(self) -> Run | None:
@@ -249,10 +248,7 @@ class TrainingRun:
             num_replicas=self.strategy.num_replicas_in_sync * parts,
             select=functools.partial(local.select, per_replica=parts),
         )
-        if parts == 1:
-            return batches
-        # Flat batches differ in their number of tokens, so a stack of them is ragged.
-        return batches.batch(parts) if self.is_compiled else batches.ragged_batch(parts)
+        return stacked(batches, parts, self.is_compiled)
 
     def open_best(self, run: Run) -> RunCheckpoint:
         """Open the best checkpoint, the same one in all workers, once each of them sees it."""
@@ -266,28 +262,21 @@ class TrainingRun:
         The pipeline is the one that is exported for serving, so that both see the same ids.
         """
         train, *devs = self.examples
+        layout = compilation.layout(self.is_compiled, self.strategy)
         return [
-            EncodedExamples.encode(examples, pipeline, self._layout, self.is_compiled)
+            EncodedExamples.encode(examples, pipeline, layout, self.is_compiled)
             for examples in (self.task.select_training_examples(train), *devs)
         ]
 
     def encode_unlabelled(self, pipeline: Pipeline) -> list[EncodedExamples]:
         """Return the encoded unlabelled examples."""
+        layout = compilation.layout(self.is_compiled, self.strategy)
         return [
             EncodedExamples.encode(
-                self.task.as_training_rows(examples), pipeline, self._layout, self.is_compiled
+                self.task.as_training_rows(examples), pipeline, layout, self.is_compiled
             )
             for examples in (self.distillation.unlabelled if self.distillation else ())
         ]
-
-    @property
-    def _layout(self):
-        if isinstance(self.strategy, tf.distribute.TPUStrategy):
-            return to_padded  # One shape, known before the first batch.
-        if not self.is_compiled:
-            return to_flat
-        # Packed batches differ in their number of rows, so they cannot be stacked.
-        return to_packed if self.settings.gradient_accumulation_steps == 1 else to_padded
 
     def _create_run(self, pipeline, record):
         """Create the run directory."""

@@ -220,7 +220,7 @@ def test_another_or_a_damaged_file_is_a_user_error(damage, classifier, converted
     contents = Contents(classifier.config, classifier.task.to_dict(), classifier.vocabulary)
     contents.append_to(path)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UserError, match=r"model.tflite: not a file of export.export_litert: \S"):
+    with pytest.raises(UserError, match=r"model.tflite: not a file of bert-tf export_litert: \S"):
         Contents.read(path)
 
 

@@ -199,7 +199,7 @@ def test_an_array_has_no_bad_rows(texts, in_process):
     with pytest.raises(UserError, match=r"b\.jsonl:2: no column 'text'"):
         write_vectors(texts)
     assert not [path for path in (texts / "out").iterdir() if "00002-of" in path.name]
-    with pytest.raises(UserError, match="out: shards are missing; rerun tasks.extract"):
+    with pytest.raises(UserError, match="out: shards are missing; rerun bert-tf extract"):
         Vectors(str(texts / "out"))
     with pytest.raises(UserError, match=r"--vectors=.*: no manifest\.json"):
         Vectors(str(texts))

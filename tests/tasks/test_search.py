@@ -104,7 +104,7 @@ def test_vectors_of_other_flags_or_rows_are_rejected(flags, tmp_path):
     with pytest.raises(UserError, match=r"vectors\.npy: not the vectors of .*rows\.csv"):
         run(flags)
     small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS[:3]])
-    with pytest.raises(UserError, match="4 vectors, but .* has 3 rows; run tasks.extract"):
+    with pytest.raises(UserError, match="4 vectors, but .* has 3 rows; run bert-tf extract"):
         run(flags)
 
 
@@ -190,7 +190,7 @@ class TestIndex:
     def test_an_index_of_other_vectors_is_rejected(self, tmp_path):
         vectors, array = self.write(tmp_path)
         path = index_path(vectors.path)
-        with pytest.raises(UserError, match="no such file; run tasks.search --build_index first"):
+        with pytest.raises(UserError, match="no such file; run bert-tf search --build_index first"):
             ApproximateIndex(path, vectors)
         build_index(vectors, path, lambda line: None)
         for other in (array[:-1], array[::-1], array[:, :7]):

@@ -145,7 +145,7 @@ def test_evaluate_and_predict_warn_about_an_untuned_checkpoint(
 
 def test_a_run_that_stopped_before_tuning_is_not_exported(run, tmp_path):
     untune(run)
-    with pytest.raises(UserError, match="was never fitted.* run the same tasks.finetune command"):
+    with pytest.raises(UserError, match="was never fitted.* run the same bert-tf finetune command"):
         publishing.publish(load_model(run.path), tmp_path / "models")
 
 

@@ -6,7 +6,7 @@ A row is a pair, a query with all its texts, or a query with its hard negatives:
     {"query": ..., "texts": [...], "relevances": [1, 0, ...]}
     {"query": ..., "positive": ..., "negatives": [...]}
 
-The last form is that of tasks.mine_negatives; the query may be named "anchor". Pairs may be .csv,
+The last form is that of bert-tf mine_negatives; the query may be named "anchor". Pairs may be .csv,
 .tsv, .jsonl or .parquet, the others .jsonl or .parquet.
 """
 
