@@ -1,7 +1,9 @@
 """`fit`, `evaluate` and `predict` with XLA: packed batches of few shapes, and equal results."""
 
 import dataclasses
+import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -41,6 +43,36 @@ def test_fit_compiled_by_xla_packs_rows_and_trains_equally(weights, is_streamed)
     for model in (plain, packed):
         model.fit(**rows, epochs=2, verbose=0)
     assert_equal_weights(weights_of(plain), weights_of(packed), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", small.fast(CASES, "TextClassifier"))
+@pytest.mark.parametrize("form", ["rows", "parts", "dataset"])
+def test_fit_compiled_on_two_replicas_trains_like_one(name, form, weights, mirrored):
+    """Train with SGD, because Adam hides a wrong scale of gradients."""
+    options, x, y = CASES[name]
+    if form == "dataset" and name not in ("TextClassifier", "TextRegressor"):
+        pytest.skip(f"{name} reads a dataset once, as rows")
+    create = functools.partial(getattr(tasks, name).from_pretrained, weights, max_seq_length=12)
+    alone = create(**options)
+    with mirrored.scope():
+        together = create(**options)
+    parts = 2 if form == "parts" else 1
+    for model, is_compiled in ((alone, False), (together, True)):
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            jit_compile=is_compiled,
+            gradient_accumulation_steps=parts if is_compiled else 1,
+        )
+        before, rows = weights_of(model), {"x": x, "y": y, "batch_size": 4}
+        if form == "dataset":
+            rows = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(4)}
+        model.fit(**rows, epochs=2, verbose=0)
+    assert together._step.is_compiled and not together.jit_compile
+    expected = weights_of(alone)
+    assert any(np.abs(value - before[key]).max() > 1e-3 for key, value in expected.items())
+    assert_equal_weights(expected, weights_of(together), rtol=1e-4, atol=2e-6)
+    assert "sequence_ids" in inputs_of(together.encode(x, y))
 
 
 @pytest.mark.medium

@@ -283,11 +283,9 @@ def test_a_batch_is_a_multiple_of_the_replicas_and_compile_works_outside(weights
     with mirrored.scope():
         model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
     model.compile(learning_rate=1e-2)
-    check(
-        "batch_size=3: expected a multiple of 2, the number", model.fit, ROWS, NAMES, batch_size=3
-    )
+    check("batch_size=3: expected a multiple of the 2 replicas", model.fit, ROWS, NAMES, 3)
     token_ids = tf.data.Dataset.from_tensor_slices((dict(model.preprocessor(ROWS)), [0] * 9))
-    check("batch_size=3: expected a multiple of 2, the number", model.fit, token_ids.batch(3))
+    check("batch_size=3: expected a multiple of the 2 replicas", model.fit, token_ids.batch(3))
     history = model.fit(ROWS, NAMES, batch_size=4, epochs=1, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
 
