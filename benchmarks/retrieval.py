@@ -24,11 +24,15 @@ The cases of squad, in this order; --until names the last one:
 PYTHON, an interpreter with sentence-transformers, trains on the same rows of squad, with the same
 batch sizes and rates. It gets the negatives that bert_tf has mined. A pair without enough mined
 negatives gets random paragraphs.
+
+The rate of training is that of all steps but the first tenth; that of encoding or reranking is that
+of all texts, of all lengths, after a few of them.
 """
 
 import collections
 import csv
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -66,24 +70,29 @@ def train(model, size, loss_of):
     )
     model.train()
     for step in range(steps):
+        if step == warmup:
+            start = time.time()
         numbers = order[step * size : (step + 1) * size]
         optimizer.zero_grad()
         loss_of([[column[number] for number in numbers] for column in columns]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+    rate = (len(order) - warmup * size) / (time.time() - start)
     model.eval()
+    return rate
 
 
-start = time.time()
 if rows["kind"] == "embedder":
     model = SentenceTransformer(options["model"], device="cpu")
     model.max_seq_length = options["length"]
     loss = losses.MultipleNegativesRankingLoss(model)
     tokenize = model.tokenize
-    train(model, options["size"], lambda texts: loss(list(map(tokenize, texts)), None))
-    trained, start = time.time() - start, time.time()
+    rate = train(model, options["size"], lambda texts: loss(list(map(tokenize, texts)), None))
+    model.encode(rows["encode"][0][:8])
+    start = time.time()
     arrays = [model.encode(texts, batch_size=64) for texts in rows["encode"]]
+    count = sum(map(len, rows["encode"]))
 else:
     model = CrossEncoder(
         options["model"], num_labels=1, max_length=options["length"], device="cpu"
@@ -97,12 +106,13 @@ else:
         labels[: len(queries)] = 1.0  # The first text of each query.
         return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
 
-    train(model, options["size"], loss_of)
-    trained, start = time.time() - start, time.time()
+    rate = train(model, options["size"], loss_of)
     pairs = [(query, text) for query, texts in zip(*rows["encode"]) for text in texts]
+    model.predict(pairs[:8])
+    start, count = time.time(), len(pairs)
     scores = model.predict(pairs, batch_size=64)
     arrays = [np.reshape(scores, (len(rows["encode"][0]), -1))]
-np.savez(folder + "/arrays.npz", *arrays, seconds=[trained, time.time() - start])
+np.savez(folder + "/arrays.npz", *arrays, rates=[rate, count / (time.time() - start)])
 """
 
 
@@ -112,13 +122,13 @@ class Values:
     def __init__(self, measured):
         self._measured, self._values = measured, collections.defaultdict(list)
 
-    def add(self, table, case, program, **values):
-        """Add a value of a repetition for each metric, a fraction, or for each of the seconds."""
-        print(f"{table}, {case}, {program}: {values}", flush=True)
-        for name, value in values.items():
-            unit, factor = ("s", 1) if name.endswith("_seconds") else ("%", 100)
-            workload = f"{case}: {name.removesuffix('_seconds')}"
-            self._values[table, workload, program, unit].append(factor * value)
+    def add(self, table, case, program, metrics, rates=()):
+        """Add a value of a repetition for each metric, a fraction, and for each rate."""
+        print(f"{table}, {case}, {program}: {metrics} {rates}", flush=True)
+        for name, value in metrics.items():
+            self._values[table, f"{case}: {name}", program, "%"].append(100 * value)
+        for (name, unit), value in dict(rates).items():
+            self._values[table, f"{case}: {name}", program, unit].append(value)
 
     def save(self):
         """Write the result."""
@@ -171,13 +181,11 @@ def squad(options, values):
     if options.baselines:
         libraries["sentence-transformers"] = Torch(options)
 
-    def report(library, case, order_QP, seconds):
+    def report(library, case, order_QP, rates=()):
         metrics = metrics_of(ranks(order_QP, data.own_Q))
-        values.add("SQuAD as retrieval", case, library, **metrics, **seconds)
+        values.add("SQuAD as retrieval", case, library, metrics, rates)
 
-    start = time.time()
-    order_QP = _order(*libraries["bert_tf"].encode(data))
-    report("bert_tf", "as it is", order_QP, {"encode_seconds": time.time() - start})
+    report("bert_tf", "as it is", _order(*libraries["bert_tf"].encode(data)))
     for seed in range(1, options.seeds + 1):
         negatives = []
         for name, library in libraries.items():
@@ -185,19 +193,19 @@ def squad(options, values):
                 columns = [*zip(*data.pairs, strict=True)]
                 if case == "mined":
                     columns.append([texts[0] for texts in negatives])
-                vectors, seconds = library.embed(columns, data, seed)
+                vectors, rates = library.embed(columns, data, seed)
                 order_QP = _order(*vectors)
-                report(name, case, order_QP, seconds)
+                report(name, case, order_QP, rates)
                 if not negatives and len(cases) > 2:
                     negatives = _mined(libraries["bert_tf"], data, options, seed)
             if "reranked" in cases:
                 candidates_QK = order_QP[:, : options.rerank_k]
                 columns = [*zip(*data.pairs, strict=True), *zip(*negatives, strict=True)]
-                scores_QK, seconds = library.rank(columns, data, candidates_QK, seed)
+                scores_QK, rates = library.rank(columns, data, candidates_QK, seed)
                 best_QK = (-scores_QK).argsort(axis=1, kind="stable")
                 order_QP = order_QP.copy()
                 order_QP[:, : best_QK.shape[1]] = _take(candidates_QK, best_QK)
-                report(name, "reranked", order_QP, seconds)
+                report(name, "reranked", order_QP, rates)
 
 
 def _order(queries_QD, corpus_PD):
@@ -270,15 +278,16 @@ class BertTf:
         return model.predict(data.queries), model.predict(data.corpus)
 
     def embed(self, columns, data, seed):
-        """Train an embedder; return the vectors of queries and corpus, and seconds."""
-        options, start = self._options, time.time()
+        """Train an embedder; return the vectors of queries and corpus, and rates."""
+        options = self._options
         self._embedder = model = self._new_embedder(seed)
         model.compile(learning_rate=options.rate, schedule="continuous")
         columns = tuple(map(list, columns))
-        model.fit(columns, batch_size=options.batch_size, epochs=1, verbose=0)
-        trained, start = time.time() - start, time.time()
+        rate = _fit(model, columns, None, options.batch_size, len(data.pairs))
+        model.predict(data.queries[:8])
+        start, count = time.time(), len(data.queries) + len(data.corpus)
         vectors = model.predict(data.queries), model.predict(data.corpus)
-        return vectors, {"train_seconds": trained, "encode_seconds": time.time() - start}
+        return vectors, _rates("encoding", rate, count / (time.time() - start))
 
     def mine(self, data, num_negatives):
         """Return up to `num_negatives` negatives per pair, of the embedder trained last."""
@@ -292,10 +301,10 @@ class BertTf:
             return [list(pair.negatives) for pair in mined]
 
     def rank(self, columns, data, candidates_QK, seed):
-        """Train a ranker; return the scores of the candidates, `(Q, K)`, and seconds."""
+        """Train a ranker; return the scores of the candidates, `(Q, K)`, and rates."""
         from tasks import TextRanker
 
-        options, start = self._options, time.time()
+        options = self._options
         model = TextRanker.from_pretrained(
             options.model, max_seq_length=options.ranker_length, seed=seed
         )
@@ -303,11 +312,26 @@ class BertTf:
         queries, *texts = map(list, columns)
         rows = {"query": queries, "texts": list(map(list, zip(*texts, strict=True)))}
         labels = [[1.0] + [0.0] * (len(texts) - 1)] * len(queries)
-        model.fit(rows, labels, batch_size=options.ranker_batch_size, epochs=1, verbose=0)
-        trained, start = time.time() - start, time.time()
+        rate = _fit(model, rows, labels, options.ranker_batch_size, len(queries))
         rows = {"query": data.queries, "texts": _texts(data, candidates_QK)}
+        model.predict({name: values[:1] for name, values in rows.items()})
+        start = time.time()
         scores_QK = model.predict(rows)["scores"]
-        return scores_QK, {"train_seconds": trained, "rank_seconds": time.time() - start}
+        return scores_QK, _rates("reranking", rate, candidates_QK.size / (time.time() - start))
+
+
+def _fit(model, x, y, batch_size, count):
+    """Train for an epoch; return rows per second, of all steps but the first tenth."""
+    import keras
+
+    times, first = [], max(1, math.ceil(count / batch_size) // 10)
+    clock = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: times.append(time.time()))
+    model.fit(x, y, batch_size=batch_size, epochs=1, verbose=0, callbacks=[clock])
+    return (count - first * batch_size) / (times[-1] - times[first - 1])
+
+
+def _rates(name, training, other):
+    return {("training", "examples/s"): training, (name, "texts/s"): other}
 
 
 class Torch:
@@ -322,8 +346,8 @@ class Torch:
         recipe = {"rate": options.rate, "size": options.batch_size}
         recipe |= {"length": options.length, "seed": seed}
         encoded = [data.queries, data.corpus]
-        vectors, trained, seconds = self._run("embedder", columns, encoded, recipe)
-        return vectors, {"train_seconds": trained, "encode_seconds": seconds}
+        vectors, *rates = self._run("embedder", columns, encoded, recipe)
+        return vectors, _rates("encoding", *rates)
 
     def rank(self, columns, data, candidates_QK, seed):
         """See `BertTf.rank`."""
@@ -331,11 +355,11 @@ class Torch:
         recipe = {"rate": options.ranker_rate, "size": options.ranker_batch_size}
         recipe |= {"length": options.ranker_length, "seed": seed}
         encoded = [data.queries, _texts(data, candidates_QK)]
-        (scores_QK,), trained, seconds = self._run("ranker", columns, encoded, recipe)
-        return scores_QK, {"train_seconds": trained, "rank_seconds": seconds}
+        (scores_QK,), *rates = self._run("ranker", columns, encoded, recipe)
+        return scores_QK, _rates("reranking", *rates)
 
     def _run(self, kind, columns, encoded, recipe):
-        """Return the arrays of IN_TORCH, and its seconds for training and for the rest."""
+        """Return the arrays of IN_TORCH, and its rates of training and of the rest."""
         import numpy as np
 
         recipe = {"model": str(self._options.model), **recipe}
@@ -347,8 +371,8 @@ class Torch:
             if done.returncode:
                 sys.exit(done.stderr)
             with np.load(pathlib.Path(folder, "arrays.npz")) as found:
-                arrays = [found[name] for name in found.files if name != "seconds"]
-                return arrays, *map(float, found["seconds"])
+                arrays = [found[name] for name in found.files if name != "rates"]
+                return arrays, *map(float, found["rates"])
 
 
 def _texts(data, candidates_QK):
@@ -369,10 +393,10 @@ def banking77(options, values):
     step = max(1, len(train) // num_texts)  # Rows are sorted by class.
     chosen = slice(0, step * num_texts, step)
 
-    def report(model, case, **seconds):
+    def report(model, case):
         accuracy = _accuracy(model.predict(train), model.predict(test), labels, expected)
         table = f"banking77, {NEIGHBORS} nearest neighbours"
-        values.add(table, case, "bert_tf", accuracy=accuracy, **seconds)
+        values.add(table, case, "bert_tf", {"accuracy": accuracy})
 
     for seed in range(1, options.seeds + 1):
         model = TextEmbedder.from_pretrained(
@@ -381,9 +405,8 @@ def banking77(options, values):
         if seed == 1:
             report(model, "as it is")
         model.compile(learning_rate=options.rate, schedule="continuous")
-        start = time.time()
         model.fit(train[chosen], labels[chosen], batch_size=options.batch_size, epochs=1, verbose=0)
-        report(model, "trained", train_seconds=time.time() - start)
+        report(model, "trained")
 
 
 def _texts_and_classes(path):
