@@ -12,43 +12,27 @@ FEW_NUMBERS = 2**16
 
 
 def norm_of_inference(
-    x_TH: tf.Tensor,
-    gamma_H: tf.Tensor,
-    beta_H: tf.Tensor,
-    epsilon: float,
-    is_few: bool | tf.Tensor | None = None,
+    x_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    """Return LayerNorm(x), by the form that is fastest.
-
-    Args:
-        x_TH: float32 `(T, H)`.
-        gamma_H: float32 `(H,)`.
-        beta_H: float32 `(H,)`.
-        epsilon: Added to the variance.
-        is_few: Whether there are few tokens, in a graph for CPUs; by default whether `x_TH` has
-            less than `FEW_NUMBERS`, and it may be on a GPU.
-
-    Returns:
-        float32 `(T, H)`.
-    """
+    """Return LayerNorm(x), float32 `(T, H)` like its input, by the form that is fastest."""
     arguments = (x_TH, gamma_H, beta_H, epsilon)
     # The fused kernel is for CPUs only. TensorFlow would place it on a GPU, where it fails, and XLA
     # computes the variance as E[x^2] - E[x]^2, which cancels if the mean is far from 0.
-    if (is_few is None and _may_be_on_gpu(x_TH)) or _is_for_xla():
-        return _norm_by_moments(*arguments)
-    if isinstance(is_few, bool):
-        return (_norm_by_moments if is_few else _norm_as_one_kernel)(*arguments)
+    if _may_be_on_gpu(x_TH) or _is_for_xla():
+        return norm_by_moments(*arguments)
     normed_TH = tf.cond(
-        tf.size(x_TH) < FEW_NUMBERS if is_few is None else is_few,
-        lambda: _norm_by_moments(*arguments),
+        tf.size(x_TH) < FEW_NUMBERS,
+        lambda: norm_by_moments(*arguments),
         lambda: _norm_as_one_kernel(*arguments),
     )
     # tf.cond loses the static shape; the reshape tells TensorFlow that it is unchanged.
     return tf.reshape(normed_TH, tf.shape(x_TH))
 
 
-def _norm_by_moments(x_TH, gamma_H, beta_H, epsilon):
-    """Normalize by the formula: mean and variance."""
+def norm_by_moments(
+    x_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
+) -> tf.Tensor:
+    """Return LayerNorm(x), float32 `(T, H)` like its input, by its formula: mean and variance."""
     centered_TH = x_TH - tf.reduce_mean(x_TH, -1, keepdims=True)
     variance_T1 = tf.reduce_mean(tf.square(centered_TH), -1, keepdims=True)
     return centered_TH * tf.math.rsqrt(variance_T1 + epsilon) * gamma_H + beta_H

@@ -29,7 +29,7 @@ from tensorflow.python.framework import kernels
 
 from bert_tf.model.bucketing import SHORT_TOKENS
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.inference_norm import FEW_NUMBERS, norm_of_inference
+from bert_tf.model.inference_norm import FEW_NUMBERS, norm_by_moments
 from bert_tf.model.layout import MASKED_SCORE, FlatLayout, with_defaults
 
 # TensorFlow keeps the packed weights of the first call. In float32 oneDNN wants another form for
@@ -325,7 +325,12 @@ class _Branch:
     def normed(self, x_TH, norm):
         """Apply a LayerNorm."""
         x_TH = tf.cast(x_TH, tf.float32)
-        normed_TH = norm_of_inference(x_TH, norm.gamma, norm.beta, norm.epsilon, self.is_few)
+        if isinstance(self.is_few, bool):
+            normed_TH = (norm_by_moments if self.is_few else layer_norm)(x_TH, *norm)
+        else:
+            normed_TH = tf.cond(
+                self.is_few, lambda: norm_by_moments(x_TH, *norm), lambda: layer_norm(x_TH, *norm)
+            )
         return tf.cast(normed_TH, self.dtype)
 
 
@@ -410,6 +415,12 @@ def _fused(activation, residual):
 def softmax(scores: tf.Tensor) -> tf.Tensor:
     """Return the softmax over the last axis, computed in float32, in the dtype of the scores."""
     return operation("_MklSoftmax", [scores], scores.dtype, T=scores.dtype, _kernel=ONEDNN_KERNEL)
+
+
+def layer_norm(x_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float) -> tf.Tensor:
+    """Return LayerNorm(x), float32 `(T, H)` like its input, also where oneDNN is off by default."""
+    tensors = [x_TH, tf.convert_to_tensor(gamma_H), tf.convert_to_tensor(beta_H)]
+    return operation("_MklLayerNorm", tensors, tf.float32, T=tf.float32, epsilon=epsilon)
 
 
 def checked_for_bfloat16(values: tf.Tensor) -> tf.Tensor:

@@ -170,7 +170,7 @@ def test_unfused_layer_norm_is_detected(tmp_path, config, vocabulary, monkeypatc
     """Compute LayerNorm by moments, which is not fused, as a negative control of the counts."""
     from bert_tf.model import inference_norm
 
-    monkeypatch.setattr(inference_norm, "_norm_as_one_kernel", inference_norm._norm_by_moments)
+    monkeypatch.setattr(inference_norm, "_norm_as_one_kernel", inference_norm.norm_by_moments)
     path = write_model(tmp_path, config, vocabulary, portable=True)
     operations = {operation for operation, _ in kernels(path, "serving_default", MANY_TEXTS)}
     assert "_MklLayerNorm" not in operations and "Rsqrt" in operations
