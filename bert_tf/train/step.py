@@ -249,7 +249,7 @@ class TrainStep:
             # It skips the update and halves the scale, until a smaller one cannot help.
             scale = tf.convert_to_tensor(self.optimizer.dynamic_scale)
             norm = tf.where(tf.math.is_finite(norm) | (scale <= 1.0), norm, 0.0)
-        if self.is_compiled:  # XLA drops the check below.
+        if self.is_compiled and is_default(self.strategy):  # XLA drops the check below.
 
             def update():
                 self.optimizer.apply(gradients, variables)

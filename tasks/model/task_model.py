@@ -655,11 +655,13 @@ class TaskModel(keras.Model):
                 raise UserError(
                     "validation_split: expected none for a dataset; pass validation_data instead"
                 )
-            num_steps = streaming.num_steps(x, steps_per_epoch)
+            num_steps, data = streaming.num_steps(x, steps_per_epoch), x
+            if self._num_replicas > 1:  # Keras does not know the length of a distributed dataset.
+                steps_per_epoch, data = num_steps, x.repeat()
 
             def batches_of(local):
                 return streaming.batches(
-                    *(self.serving.pipeline, x, class_weight),
+                    *(self.serving.pipeline, data, class_weight),
                     num_replicas=self._num_replicas,
                     layout=compilation.layout(is_compiled, strategy),
                     static_shape=is_compiled,
@@ -711,6 +713,25 @@ class TaskModel(keras.Model):
         if encoded_dev is not None and self.task.tunable_fields:
             self.tune(encoded_dev)
         return history
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Build the metrics; called by Keras.
+
+        On several replicas it would average their batches, which may differ in shape.
+        """
+        strategy = self.distribute_strategy
+        if is_default(strategy) or iterator is None:
+            super()._maybe_symbolic_build(iterator, data_batch)
+        elif self._compile_metrics and not self._compile_metrics.built:
+            _, _, batches = next(iter(iterator))
+            batch = tf.nest.map_structure(
+                lambda values: strategy.experimental_local_results(values)[0], next(batches)
+            )
+            if self._num_parts > 1:
+                batch = tf.nest.map_structure(lambda values: values[0], batch)
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            with strategy.scope():
+                self._compile_metrics.build(y, self.network(x))
 
     def _fit_token_ids(self, x, y, *, steps_per_epoch, epochs, callbacks, **kwargs):
         """Train on token ids; arguments as of keras.Model.fit."""
