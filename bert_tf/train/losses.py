@@ -14,7 +14,7 @@ V vocabulary size.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import keras
 import tensorflow as tf
@@ -374,7 +374,7 @@ class FunctionLoss(keras.losses.Loss):
         return self.function(y_true, y_pred)
 
 
-def has_own_divisor(loss: Callable[..., tf.Tensor]) -> bool:
+def has_own_divisor(loss: Callable[..., tf.Tensor]) -> TypeGuard[keras.losses.Loss]:
     """Whether a loss is one of Keras, whose `reduction` chooses what its sum is divided by."""
     return isinstance(loss, keras.losses.Loss) and not isinstance(loss, WeightedMean)
 
