@@ -15,7 +15,7 @@ import os
 
 from bert_tf.conversion import growth
 from bert_tf.errors import UserError
-from bert_tf.runs import run_directory
+from bert_tf.runs.run import check_free
 from bert_tf.storage import files
 from bert_tf.system import command
 from bert_tf.weights import sources
@@ -70,7 +70,7 @@ class ConvertSettings:
             if os.path.lexists(self.to):
                 raise UserError(f"{self.to}: exists; name a new directory")
         elif not files.is_remote(self.to):
-            run_directory.check_free(self.to)
+            check_free(self.to)
 
     def check(self) -> None:
         """Check the source and the words without TensorFlow; raises UserError."""

@@ -20,7 +20,6 @@ from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.runs.run import Run
-from bert_tf.runs.run_directory import VERIFIED_SHARDS
 from bert_tf.storage import files
 from bert_tf.system.command import defaults
 from bert_tf.system.plotting import import_pyplot, plot_metrics, to_png
@@ -43,6 +42,7 @@ from bert_tf.train.step import TrainStep
 from bert_tf.weights.name_map import HEADS
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 
+VERIFIED_SHARDS = "verified_shards.json"  # In a run: what does not have to be read again.
 OPTIMIZERS = {"adamw": AdamW, "lamb": Lamb}
 # Metrics of both plots of RUN/loss.png.
 _LOSSES = ("loss", "eval_masked_lm_loss", "eval_next_sentence_loss")

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
-from bert_tf.runs import run_directory
 from bert_tf.storage import files, format_versions
 from bert_tf.storage.strict_json import field
 
@@ -30,6 +29,14 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
+STATE = "checkpoint.json"
+SAVING = ".saving"  # Exists in a checkpoint while it is being written.
+# As "step-" and 8 digits are written: other digits, or more zeros, are not of a run.
+STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
+CHECKPOINT_FILES = (STATE, "variables.index", "variables.data-00000-of-00001")  # Read to resume.
+TEMPORARY = r"\.[0-9a-f]{32}"
+_SMALL = r"(checkpoint\.json|\.saving)"
+OWN_FILES = re.compile(rf"({_SMALL}|\.{_SMALL}{TEMPORARY}|variables\.[^/]*)?")
 _FIELDS = ("step", "score", "metrics", "tuned")  # Of checkpoint.json.
 # Names that are not of the model.
 OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step|loss_scale|finite_steps)")
@@ -151,11 +158,13 @@ class CheckpointManager:
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, oldest first."""
-        return run_directory.complete_steps(self.directory)
+        matches = map(STEP.fullmatch, files.listdir(self.directory))
+        steps = sorted(int(match[1]) for match in matches if match)
+        return [step for step in steps if files.exists(self._state(step))]
 
     def step_of(self, name: str) -> int:
         """Return the step of a complete checkpoint such as "step-00000120", or raise UserError."""
-        match = run_directory.STEP.fullmatch(name.rstrip("/"))
+        match = STEP.fullmatch(name.rstrip("/"))
         if match is None or int(match[1]) not in self.steps():
             there = ", ".join(os.path.basename(self.path(step)) for step in self.steps())
             raise UserError(
@@ -234,7 +243,7 @@ class CheckpointManager:
         self._remove(directory)  # Left by a killed process.
         try:
             files.makedirs(directory)
-            saving = os.path.join(directory, run_directory.SAVING)
+            saving = os.path.join(directory, SAVING)
             # This file tells an interrupted save, which leaves it, from an incomplete copy.
             files.atomic_write_bytes(saving, b"")
             tf.raw_ops.SaveV2(
@@ -328,16 +337,16 @@ class CheckpointManager:
         """Remove superseded checkpoints and what killed processes left."""
         kept = {*self.steps()[-self.max_to_keep :], self.best_step()}
         for name in files.listdir(self.directory):
-            match = run_directory.STEP.fullmatch(name)
+            match = STEP.fullmatch(name)
             if match and int(match[1]) not in kept:
                 self._remove(os.path.join(self.directory, name))
 
     def _remove(self, directory):
         """Remove a checkpoint, its state first: if interrupted, it does not look complete."""
-        state = os.path.join(directory, run_directory.STATE)
+        state = os.path.join(directory, STATE)
         if files.exists(state):
             files.remove(state)
-        files.remove_own(directory, run_directory.OF_CHECKPOINT)
+        files.remove_own(directory, OWN_FILES)
 
     def _state(self, step):
-        return os.path.join(self.path(step), run_directory.STATE)
+        return os.path.join(self.path(step), STATE)

@@ -19,13 +19,13 @@ import functools
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
-from bert_tf.runs import run_directory
-from bert_tf.runs.checkpoints import CheckpointManager
+from bert_tf.runs import checkpoints
 from bert_tf.storage import files, format_versions, ownership, strict_json
 from bert_tf.system.versions import versions
 from bert_tf.text import unicode_tables
@@ -37,6 +37,16 @@ MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 MAY_CHANGE |= {"strategy", "tpu", "gradient_accumulation_steps"}
 MAY_CHANGE |= {"compile", "steps_per_execution"}
 
+# The files that are read to resume. Only fine-tuned runs have a task.
+FILES = ("checkpoints", "config.json", "vocab.txt", "train.json", "task.json")
+_PART = (
+    r"((config|task|train|conversion|verified_shards)\.json|vocab\.txt|metrics\.jsonl|loss\.png"
+    r"|teacher\.npz)"
+)
+_OWN_FILES = re.compile(
+    rf"{_PART}|\.{_PART}{checkpoints.TEMPORARY}|tensorboard/(events\.out\.tfevents\.[^/]*)?"
+    rf"|checkpoints/((damaged-)?{checkpoints.STEP.pattern}/{checkpoints.OWN_FILES.pattern})?"
+)
 _PACKAGES = ("tensorflow", "tensorflow-text", "keras", "numpy")
 # Types of the entries of train.json that are read later.
 _TRAIN_KINDS: dict[str, type] = {
@@ -72,7 +82,9 @@ class Run:
     is_writer: bool = True
 
     def __post_init__(self) -> None:
-        self.checkpoints = CheckpointManager(self.file("checkpoints"), is_writer=self.is_writer)
+        self.checkpoints = checkpoints.CheckpointManager(
+            self.file("checkpoints"), is_writer=self.is_writer
+        )
 
     def file(self, name: str) -> str:
         """Return the path of a file in this run directory."""
@@ -83,8 +95,9 @@ class Run:
 
     @classmethod
     def exists(cls, path: str | os.PathLike) -> bool:
-        """Return True if `path` is a run directory."""
-        return run_directory.is_run(path)
+        """Return True if `path` is a run directory: it contains config.json and checkpoints/."""
+        config, directory = (os.path.join(path, name) for name in ("config.json", "checkpoints"))
+        return files.exists(config) and files.isdir(directory)
 
     @classmethod
     @contextlib.contextmanager
@@ -102,16 +115,17 @@ class Run:
         if not is_writer:
             yield
             return
-        run_directory.check(path)
+        if not cls.has_checkpoint(path):
+            check_free(path)
         with ownership.sole_writer(path):
-            for name in filter(run_directory.OF_RUN.fullmatch, files.walk(path)):
+            for name in filter(_OWN_FILES.fullmatch, files.walk(path)):
                 if files.is_temporary(os.path.basename(name)):  # Left by a killed process.
                     files.remove(os.path.join(path, name))
             try:
                 yield
             except OSError:
                 if not _steps(path):
-                    files.remove_own(path, run_directory.OF_RUN)
+                    files.remove_own(path, _OWN_FILES)
                 raise
 
     @classmethod
@@ -132,8 +146,8 @@ class Run:
         """
         if files.is_remote(path):
             return None
-        run_directory.check(path)
         if not cls.has_checkpoint(path):
+            check_free(path)
             return None
         run = cls.open(path)
         run.check_settings(settings, kind, defaults)
@@ -199,7 +213,7 @@ class Run:
         Raises:
             UserError: If the directory contains something else.
         """
-        run_directory.check_free(path)
+        check_free(path)
         digests = {
             "vocabulary_sha256": vocabulary.sha256,
             "tokenizer_tables_sha256": unicode_tables.sha256(),
@@ -207,7 +221,7 @@ class Run:
         now = {"versions": versions(_PACKAGES), "threads": os.cpu_count()}
         run = cls(str(path), config, vocabulary, {**train, **digests, **now}, task)
         if ownership.is_marked(run.path):
-            files.remove_own(run.path, run_directory.OF_RUN)
+            files.remove_own(run.path, _OWN_FILES)
         ownership.mark(run.path)  # First, since nothing is deleted in a directory without it.
         files.makedirs(run.file("checkpoints"))
         vocabulary.save(run.file("vocab.txt"))
@@ -403,5 +417,41 @@ class Run:
             files.atomic_write_text(path, "".join(f"{line}\n" for line, _ in kept))
 
 
+def check_free(path: str | os.PathLike) -> None:
+    """Raise `UserError` unless a run can start in this directory."""
+    if files.is_remote(path) and files.has_pattern(path):
+        raise UserError(
+            f"{path}: expected a remote path without * ? [ and \\, since TensorFlow takes the path "
+            "of a checkpoint for a pattern; name another directory"
+        )
+    if not files.exists(path):
+        return
+    if not files.isdir(path):
+        raise UserError(f"{path}: is a file; expected a directory")
+    for directory in _checkpoints_without_state(path) if Run.exists(path) else ():
+        raise UserError(
+            f"{directory}: contains weights but no {checkpoints.STATE}, as after an incomplete "
+            "copy; copy the run again, or name a new directory"
+        )
+    found = files.listdir(path)
+    if ownership.is_marked(path) and not _steps(path):
+        found = [name for name in files.walk(path) if not _OWN_FILES.fullmatch(name)]
+    found = [name for name in found if name != ownership.MARKER]
+    if found:
+        raise UserError(
+            f"{path}: contains other files; name a new directory (found {', '.join(found[:3])}, "
+            "but no run that this command can resume)"
+        )
+
+
 def _steps(path):
-    return run_directory.complete_steps(os.path.join(path, "checkpoints"))
+    """Return the steps of the complete checkpoints of a run, oldest first."""
+    return checkpoints.CheckpointManager(os.path.join(path, "checkpoints")).steps()
+
+
+def _checkpoints_without_state(path):
+    directory = os.path.join(path, "checkpoints")
+    for name in filter(checkpoints.STEP.fullmatch, files.listdir(directory)):
+        parts = files.listdir(os.path.join(directory, name))
+        if "variables.index" in parts and not {checkpoints.STATE, checkpoints.SAVING} & {*parts}:
+            yield os.path.join(directory, name)

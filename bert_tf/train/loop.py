@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from bert_tf.data.batches import bad_record
 from bert_tf.errors import DivergenceError, UserError
-from bert_tf.runs import run_directory
-from bert_tf.runs.checkpoints import assign, model_variables, read
+from bert_tf.runs.checkpoints import CHECKPOINT_FILES, assign, model_variables, read
 from bert_tf.runs.run import Run
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import (
@@ -187,7 +186,7 @@ class TrainingLoop:
         if step < 0:
             return None
         directory = checkpoints.path(step)
-        wait_for_files(strategy, directory, run_directory.CHECKPOINT_FILES, self.log_wait)
+        wait_for_files(strategy, directory, CHECKPOINT_FILES, self.log_wait)
         if not is_chief(strategy):
             assign(variables, read(directory), where=directory)
         return step

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.runs import run_directory
-from bert_tf.runs.run import Run
+from bert_tf.runs.run import FILES, Run
 from bert_tf.storage import files
 from bert_tf.train.distribution import barrier, from_chief, is_chief, is_multi_worker
 
@@ -32,7 +31,7 @@ def open_run(
     Raises:
         UserError: If it is not a run, or `wait_for_files` fails.
     """
-    wait_for_files(strategy, path, run_directory.FILES, log)
+    wait_for_files(strategy, path, FILES, log)
     return Run.open(path, is_writer=is_chief(strategy))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.runs import checkpoints, run_directory
+from bert_tf.runs import checkpoints
 from bert_tf.runs.run import Run
 from bert_tf.system import plotting
 from bert_tf.system.command import defaults
@@ -253,7 +253,7 @@ class TrainingRun:
     def open_best(self, run: Run) -> RunCheckpoint:
         """Open the best checkpoint, the same one in all workers, once each of them sees it."""
         best = run.checkpoints.path(from_chief(self.strategy, run.checkpoints.best_or_latest_step))
-        wait_for_files(self.strategy, best, run_directory.CHECKPOINT_FILES, self.log_wait)
+        wait_for_files(self.strategy, best, checkpoints.CHECKPOINT_FILES, self.log_wait)
         return RunCheckpoint.open(run.path, os.path.basename(best))
 
     def encode(self, pipeline: Pipeline) -> list[EncodedExamples]:
@@ -354,7 +354,7 @@ class TrainingRun:
 
     def _load(self, run, step, model):
         """Load a checkpoint; after training, the model holds the weights of the last step."""
-        directory, names = run.checkpoints.path(step), run_directory.CHECKPOINT_FILES
+        directory, names = run.checkpoints.path(step), checkpoints.CHECKPOINT_FILES
         wait_for_files(self.strategy, directory, names, self.log_wait)
         checkpoints.assign(
             checkpoints.model_variables(model),
