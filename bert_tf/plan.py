@@ -18,9 +18,8 @@ import sys
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.errors import UserError
 from bert_tf.planning.devices import STRATEGIES, Device, PlannedDevices
+from bert_tf.planning.estimates import Training, estimate, estimate_serving
 from bert_tf.planning.memory import StepSizes
-from bert_tf.planning.serving import estimate_serving
-from bert_tf.planning.training import Training, estimate
 from bert_tf.system import command
 
 VOCAB_SIZE = 30_522
@@ -105,7 +104,7 @@ class PlanSettings(PlannedDevices, _Model):
         """Return the device, measured with this number of tokens if --calibrate is given."""
         device = self.typical()
         if self.calibrate:
-            from bert_tf.planning.calibration import measure_processor
+            from bert_tf.planning.devices import measure_processor
 
             config = self.bert_config()
             device = measure_processor(config, tokens, self.precision, training=not self.serve)

@@ -4,9 +4,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from bert_tf.planning.devices import Device
-from bert_tf.planning.finetuning import Finetuning, FinetuningEstimate
-from bert_tf.planning.serving import ServingEstimate
-from bert_tf.planning.training import PretrainingEstimate, Training, estimate
+from bert_tf.planning.estimates import (
+    Finetuning,
+    FinetuningEstimate,
+    PretrainingEstimate,
+    ServingEstimate,
+    Training,
+    estimate,
+)
 
 LONG_LENGTH, SHORT_LENGTH = 512, 128
 

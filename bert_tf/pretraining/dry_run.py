@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from bert_tf.config import BertConfig
 from bert_tf.data.manifest import Manifest
-from bert_tf.planning.calibration import measure_processor
-from bert_tf.planning.devices import planned_precision
+from bert_tf.planning.devices import measure_processor, planned_precision
+from bert_tf.planning.estimates import Training, estimate
 from bert_tf.planning.report import device_line, training_lines
-from bert_tf.planning.training import Training, estimate
 from bert_tf.pretraining.recipe import case_of, config_of, pretrain, step_sizes
 from bert_tf.pretraining.settings import PretrainCommandSettings, PretrainSettings
 from bert_tf.weights.sources import read_pretrained

@@ -14,8 +14,8 @@ from bert_tf.config import MODEL_SIZES, TOKENIZER_SETTINGS, BertConfig, read_jso
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.planning.estimates import flops_per_token
 from bert_tf.planning.memory import StepSizes, step_memory
-from bert_tf.planning.training import flops_per_token
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.pretraining.settings import PretrainSettings

@@ -7,9 +7,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
-from bert_tf.planning.calibration import measure_processor
-from bert_tf.planning.devices import planned_precision
-from bert_tf.planning.finetuning import Finetuning, estimate_finetuning
+from bert_tf.planning.devices import measure_processor, planned_precision
+from bert_tf.planning.estimates import Finetuning, estimate_finetuning
 from bert_tf.planning.report import device_line, finetuning_lines
 from bert_tf.train.distribution import make_strategy, resolve_precision
 from bert_tf.train.losses import BatchLoss

@@ -9,13 +9,23 @@ from bert_tf import plan
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data import tf_examples
 from bert_tf.errors import UserError
-from bert_tf.planning.calibration import measure_processor
 from bert_tf.planning.devices import (
     DEVICES,
     INT8_SPEEDUP,
+    measure_processor,
     processor,
 )
-from bert_tf.planning.finetuning import IMPORTS_BYTES, Finetuning, estimate_finetuning
+from bert_tf.planning.estimates import (
+    IMPORTS_BYTES,
+    Finetuning,
+    Training,
+    estimate,
+    estimate_finetuning,
+    estimate_serving,
+    example_bytes,
+    example_seconds,
+    flops_per_token,
+)
 from bert_tf.planning.memory import (
     StepSizes,
     count_parameters,
@@ -24,14 +34,6 @@ from bert_tf.planning.memory import (
     step_memory,
 )
 from bert_tf.planning.report import finetuning_lines, training_lines
-from bert_tf.planning.serving import estimate_serving
-from bert_tf.planning.training import (
-    Training,
-    estimate,
-    example_bytes,
-    example_seconds,
-    flops_per_token,
-)
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.weights.pretrained_encoder import Encoder
 
