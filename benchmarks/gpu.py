@@ -15,7 +15,7 @@ Each part runs in a process of its own with a time limit, so that a failure cost
     cache         the first step without and with saved programs and timings of kernels
     pytorch       the same pretraining steps with transformers, SDPA and torch.compile
 
-FLOPs are those of matrix products (bert_tf.planning.training.flops_per_token); MFU is their rate
+FLOPs are those of matrix products (bert_tf.planning.estimates.flops_per_token); MFU is their rate
 over the peak of the GPU for dense bfloat16 products. Prints a JSON object per case; --toy runs all
 parts with tiny sizes on any device.
 """

@@ -45,49 +45,45 @@ _IGNORED_PATHS = re.compile(
 )
 _ROOT = r"(?:.*/)?"
 _LEAF = r"(kernel|bias|gamma|beta)"
-_ATTENTION = {"query": "self/query", "key": "self/key", "value": "self/value"}
-# Layers of a block: Model Garden, Google.
+# Layers of a block, by their paths in the Model Garden, or their names on TF-Hub: Google's names.
 _BLOCK = {
-    **{f"_attention_layer/_{name}_dense": f"attention/{ours}" for name, ours in _ATTENTION.items()},
+    **{
+        theirs.format(name): f"attention/self/{name}"
+        for name in ("query", "key", "value")
+        for theirs in ("_attention_layer/_{}_dense", "self_attention/{}")
+    },
     "_attention_layer/_output_dense": "attention/output/dense",
     "_attention_output_dense": "attention/output/dense",
+    "self_attention/attention_output": "attention/output/dense",
+    "self_attention_output": "attention/output/dense",
     "_attention_layer_norm": "attention/output/LayerNorm",
+    "self_attention_layer_norm": "attention/output/LayerNorm",
     "_intermediate_dense": "intermediate/dense",
+    "intermediate": "intermediate/dense",
     "_output_dense": "output/dense",
+    "output": "output/dense",
     "_output_layer_norm": "output/LayerNorm",
+    "output_layer_norm": "output/LayerNorm",
 }
+# The same of all others.
 _TABLES = {
     "_embedding_layer": "word_embeddings",
     "_position_embedding_layer": "position_embeddings",
     "_type_embedding_layer": "token_type_embeddings",
+    "word_embeddings": "word_embeddings",
+    "position_embedding": "position_embeddings",
+    "type_embeddings": "token_type_embeddings",
 }
 _OTHERS = {
     "_embedding_norm_layer": "bert/embeddings/LayerNorm",
+    "embeddings/layer_norm": "bert/embeddings/LayerNorm",
     "_pooler_layer": "bert/pooler/dense",
+    "pooler_transform": "bert/pooler/dense",
     "masked_lm/dense": "cls/predictions/transform/dense",
     "masked_lm/layer_norm": "cls/predictions/transform/LayerNorm",
 }
-# Layers of a block in TF-Hub's names of variables.
-_HUB_BLOCK = {
-    **{f"self_attention/{name}": f"attention/{ours}" for name, ours in _ATTENTION.items()},
-    "self_attention/attention_output": "attention/output/dense",
-    "self_attention_output": "attention/output/dense",
-    "self_attention_layer_norm": "attention/output/LayerNorm",
-    "intermediate": "intermediate/dense",
-    "output": "output/dense",
-    "output_layer_norm": "output/LayerNorm",
-}
-_HUB = {
-    "word_embeddings/embeddings": "bert/embeddings/word_embeddings",
-    "position_embedding/embeddings": "bert/embeddings/position_embeddings",
-    "position_embedding/position_embeddings": "bert/embeddings/position_embeddings",
-    "type_embeddings/embeddings": "bert/embeddings/token_type_embeddings",
-    **{
-        f"embeddings/layer_norm/{kind}": f"bert/embeddings/LayerNorm/{kind}"
-        for kind in ("gamma", "beta")
-    },
-    **{f"pooler_transform/{kind}": f"bert/pooler/dense/{kind}" for kind in ("kernel", "bias")},
-}
+# The first layers of a functional model, whose layers are numbered: tables, norm, blocks, pooler.
+_NUMBERED = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 # Used for what the encoder does not have, since a shared variable has one path only.
 _FALLBACKS = {
     "masked_lm/embedding_table": "bert/embeddings/word_embeddings",
@@ -230,50 +226,40 @@ def _renamed(tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndar
     result: dict[str, np.ndarray] = {}
     fallbacks: dict[str, np.ndarray] = {}
     for path, array in paths.items():
-        for theirs, name in _FALLBACKS.items():
-            if path == theirs or path.endswith(f"/{theirs}"):
-                fallbacks[name] = array
-                break
-        else:
-            google = _google_name(path)
-            if google is None or google in result:
-                raise UserError(
-                    f"{where}: unknown tensor {path:.200}; expected a BERT encoder of the "
-                    "TensorFlow Model Garden"
-                )
-            result[google] = array
+        ends = (name for end, name in _FALLBACKS.items() if f"/{path}".endswith(f"/{end}"))
+        if fallback := next(ends, None):
+            fallbacks[fallback] = array
+            continue
+        google = _google_name(path)
+        if google is None or google in result:
+            raise UserError(
+                f"{where}: unknown tensor {path:.200}; expected a BERT encoder of the TensorFlow "
+                "Model Garden"
+            )
+        result[google] = array
     return {**fallbacks, **result}
 
 
 def _google_name(path):
     """Return Google's name of the variable at a path, or `None`."""
-    if path in _HUB:
-        return _HUB[path]
-    if match := re.fullmatch(rf"transformer/layer_(\d+)/(.+)/{_LEAF}", path):
-        layer = _HUB_BLOCK.get(match[2])
-        return layer and f"bert/encoder/layer_{match[1]}/{layer}/{match[3]}"
-    if match := re.fullmatch(rf"{_ROOT}layer_with_weights-(\d+)/(.+)", path):
-        return _numbered(int(match[1]), match[2])
-    if match := re.fullmatch(rf"{_ROOT}_transformer_layers/(\d+)/(.+)/{_LEAF}", path):
-        return _in_block(match[1], match[2], match[3])
+    if match := re.fullmatch(rf"{_ROOT}layer_with_weights-(\d+)/(?:(.+)/)?(\w+)", path):
+        number, layer, kind = int(match[1]), match[2], match[3]
+        if number < len(_NUMBERED):
+            return f"bert/embeddings/{_NUMBERED[number]}"
+        if number == len(_NUMBERED):
+            return f"bert/embeddings/LayerNorm/{kind}"
+        # The pooler, the last one, has its variables directly.
+        if layer is None and kind in ("kernel", "bias"):
+            return f"bert/pooler/dense/{kind}"
+        return _in_block(number - len(_NUMBERED) - 1, layer, kind)
+    block = rf"(?:{_ROOT}_transformer_layers/|transformer/layer_)(\d+)/(.+)/{_LEAF}"
+    if match := re.fullmatch(block, path):
+        return _in_block(*match.groups())
     if match := re.fullmatch(rf"{_ROOT}({'|'.join(_TABLES)})/\w*embeddings", path):
         return f"bert/embeddings/{_TABLES[match[1]]}"
     if match := re.fullmatch(rf"{_ROOT}({'|'.join(_OTHERS)})/{_LEAF}", path):
         return f"{_OTHERS[match[1]]}/{match[2]}"
     return "cls/predictions/output_bias" if re.fullmatch(rf"{_ROOT}masked_lm/bias", path) else None
-
-
-def _numbered(number, path):
-    """Return Google's name in a functional model: tables, norm, blocks, pooler are numbered."""
-    if number < len(_TABLES):
-        return f"bert/embeddings/{list(_TABLES.values())[number]}"
-    if number == len(_TABLES):
-        return f"bert/embeddings/LayerNorm/{path}"
-    # The pooler, the last one, has its variables directly.
-    if path in ("kernel", "bias"):
-        return f"bert/pooler/dense/{path}"
-    layer, _, kind = path.rpartition("/")
-    return _in_block(number - len(_TABLES) - 1, layer, kind)
 
 
 def _in_block(number, layer, kind):

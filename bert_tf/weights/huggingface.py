@@ -2,22 +2,22 @@
 
 The directory of a model that was downloaded from the hub is in a cache.
 
-The weights are in PyTorch or TensorFlow files, and in one file or several. Every reader returns
-them by the names and in the orientation of PyTorch.
+The weights are in PyTorch or TensorFlow files, and in one file or several. All get the names and
+the orientation of PyTorch.
 """
 
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from bert_tf.config import TOKENIZER_SETTINGS, BertConfig, read_json_object
+from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import safetensors_file, tensorflow_h5, tokenizer_files, torch_file
+from bert_tf.weights import tensor_files, tokenizer_files
 from bert_tf.weights.name_map import StoredModel
 
 # Position ids are a constant; task heads are initialized anew for the current task.
@@ -30,19 +30,36 @@ _COPIES = {
 _OF_ENCODER = "embeddings.position_embeddings.weight"  # A tensor that every encoder has once.
 _INDEX = ".index.json"
 _ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")  # Of a model of the hub.
-# Files of weights and their readers, in the order of preference of transformers.
-_READERS: dict[str, Callable[[pathlib.Path], Mapping[str, np.ndarray]]] = {
-    "model.safetensors": safetensors_file.read,
-    "model.safetensors" + _INDEX: lambda path: _read_shards(path, safetensors_file.read),
-    "pytorch_model.bin": torch_file.read,
-    "pytorch_model.bin" + _INDEX: lambda path: _read_shards(path, torch_file.read),
-    "tf_model.h5": tensorflow_h5.read,
+# Files of weights in the order of preference of transformers.
+_FILES = (
+    "model.safetensors",
+    f"model.safetensors{_INDEX}",
+    "pytorch_model.bin",
+    f"pytorch_model.bin{_INDEX}",
+    "tf_model.h5",
+)
+# Layers of TensorFlow models and their names in PyTorch. In tf_model.h5 they are below the names of
+# the layers and models that contain them; model.safetensors has the same names without those.
+_LAYERS = {
+    "bert": "",
+    "mlm___cls": "cls.",
+    "nsp___cls": "cls.",
+    "classifier": "classifier.",
+    "qa_outputs": "qa_outputs.",
+}
+_KINDS = {
+    "weight": "weight",
+    "embeddings": "weight",
+    "kernel": "weight",
+    "gamma": "weight",
+    "bias": "bias",
+    "beta": "bias",
 }
 
 
 def is_directory_of(path: pathlib.Path) -> bool:
     """Return True if the directory holds weights in a format of Hugging Face."""
-    return any((path / name).is_file() for name in _READERS)
+    return any((path / name).is_file() for name in _FILES)
 
 
 def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
@@ -51,61 +68,50 @@ def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
     Raises:
         UserError: A file is missing or invalid, or the two do not fit together.
     """
-    return _read_config(path, _config_values(path))
+    config, vocabulary, _ = _read_config(path)
+    return config, vocabulary
 
 
 def read(path: pathlib.Path) -> StoredModel:
     """Read a model. Raise `UserError` if a file is invalid."""
-    values = _config_values(path)
-    config, vocabulary = _read_config(path, values)
-    name = next(name for name in _READERS if (path / name).is_file())
-    where = str(path / name)
-    found = _READERS[name](path / name)
-    if any("/" in theirs for theirs in found):  # Never in names of PyTorch.
-        found = tensorflow_h5.to_pytorch(found, where)
+    config, vocabulary, values = _read_config(path)
+    file = next(path / name for name in _FILES if (path / name).is_file())
+    where = str(file)
+    found = _read_shards(file) if file.suffix == ".json" else tensor_files.read(file)
+    # Names of PyTorch have no slash.
+    if file.suffix == ".h5" or any("/" in theirs for theirs in found):
+        found = to_pytorch(found, where)
     tensors = _canonical(found, where)
     _check_tied(values, tensors, where)
     _merge_copies(tensors, where)
     return StoredModel(config, vocabulary, tensors, "huggingface", IGNORED, where, values)
 
 
-def _config_path(path):
-    """Return the path of the configuration, which had another name before transformers 2."""
-    old = path / "bert_config.json"
-    return old if old.is_file() and not (path / "config.json").is_file() else path / "config.json"
-
-
-def _config_values(path):
-    """Return the raw values of the configuration."""
+def _read_config(path):
+    """Return configuration, vocabulary and the raw values of the configuration."""
+    file, old = path / "config.json", path / "bert_config.json"
+    if old.is_file() and not file.is_file():
+        file = old  # Its name before transformers 2.
     # The default of Hugging Face is the erf form, so a config without the key means "gelu".
-    return {"hidden_act": "gelu", **read_json_object(_config_path(path))}
-
-
-def _read_config(path, values):
-    """Return configuration and vocabulary, given the values of the configuration."""
+    values = {"hidden_act": "gelu", **read_json_object(file)}
     # Whether the output layer is tied is decided by the weights, if there is one.
     encoder = {name: value for name, value in values.items() if name != "tie_word_embeddings"}
-    config = BertConfig.from_dict(encoder, where=str(_config_path(path)), is_foreign=True)
-    tokenizer = tokenizer_files.read(path, config.vocab_size)
-    config = BertConfig.from_dict(
-        {
-            **config.to_dict(),
-            **{name: getattr(tokenizer, name) for name in TOKENIZER_SETTINGS},
-        },
-        where=f"{path}: tokenizer",
-    )
-    return config, tokenizer.vocabulary
+    config = BertConfig.from_dict(encoder, where=str(file), is_foreign=True)
+    vocabulary, settings = tokenizer_files.read(path, config.vocab_size)
+    where = f"{path}: tokenizer"
+    return BertConfig.from_dict({**config.to_dict(), **settings}, where), vocabulary, values
 
 
-def _read_shards(path, read_shard):
+def _read_shards(path):
     """Read the tensors of all files that an index names."""
     weight_map = field(read_json_object(path), "weight_map", dict, str(path))
-    suffix = path.name.removesuffix(_INDEX).rpartition(".")[2]
+    suffix = path.with_suffix("").with_suffix("").suffix
     shards = sorted(set(map(str, weight_map.values())))
     for shard in shards:
         # Only names of files beside the index, so that no name leads out of the directory.
-        if pathlib.PurePath(shard).name != shard or "\\" in shard or not shard.endswith(suffix):
-            raise UserError(f"{path}: names the file {shard!r:.80}; expected NAME.{suffix}")
+        relative = pathlib.PurePath(shard)
+        if relative.name != shard or "\\" in shard or relative.suffix != suffix:
+            raise UserError(f"{path}: names the file {shard!r:.80}; expected NAME{suffix}")
         if not (path.parent / shard).is_file():
             raise UserError(
                 f"{path}: names the file {shard:.80}, which is missing; expected all files of the "
@@ -113,7 +119,7 @@ def _read_shards(path, read_shard):
             )
     tensors: dict[str, np.ndarray] = {}
     for shard in shards:
-        for name, array in read_shard(path.parent / shard).items():
+        for name, array in tensor_files.read(path.parent / shard).items():
             if weight_map.get(name) != shard:
                 raise UserError(
                     f"{path.parent / shard}: holds the tensor {name!r:.200}, which {path.name} "
@@ -127,6 +133,42 @@ def _read_shards(path, read_shard):
             f"{missing[0]!r:.200}; download the model again"
         )
     return tensors
+
+
+def to_pytorch(tensors: Mapping[str, np.ndarray], path: str) -> dict[str, np.ndarray]:
+    """Convert the tensors of a TensorFlow model to PyTorch's names and orientation.
+
+    Names such as "bert/pooler/dense/kernel:0" become those of Hugging Face without "bert.". Raise
+    UserError if there is a tensor of an unknown layer, or one twice with different values.
+    """
+    result: dict[str, np.ndarray] = {}
+    for name, stored in tensors.items():
+        theirs, array = _converted(name, stored, path)
+        if not np.array_equal(result.setdefault(theirs, array), array):
+            raise UserError(f"{path}: holds {theirs:.200} twice, with different values")
+    return result
+
+
+def _converted(name, array, path):
+    """Return the PyTorch name and the float32 array of a dataset."""
+    parts = name.removesuffix(":0").split("/")
+    begin = max((index for index, part in enumerate(parts) if part in _LAYERS), default=None)
+    if begin is None or parts[-1] not in _KINDS:
+        raise UserError(
+            f"{path}: unknown tensor {name:.200}; expected layers of a BERT model: "
+            f"{', '.join(_LAYERS)}"
+        )
+    *owners, kind = parts[begin + 1 :]
+    theirs = _LAYERS[parts[begin]] + ".".join([*owners, _KINDS[kind]]).replace("layer_._", "layer.")
+    array = np.asarray(array, np.float32)
+    # Versions of about December 2020 have the attention heads as an axis: (H, N, D) or (N, D, H).
+    if array.ndim == 3:
+        is_output = owners[-3:] == ["attention", "output", "dense"]
+        array = array.reshape((-1, array.shape[2]) if is_output else (array.shape[0], -1))
+    elif kind == "bias" and array.ndim == 2:
+        array = array.reshape(-1)
+    # Stored as (in, out).
+    return theirs, array.T if kind == "kernel" else array
 
 
 def _canonical(tensors, where):

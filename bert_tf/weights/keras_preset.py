@@ -13,7 +13,7 @@ from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import h5_file
+from bert_tf.weights import tensor_files
 from bert_tf.weights.name_map import StoredModel
 
 IGNORED = r".*seed_generator.*|(task/)?(optimizer|_optimizer)/.*|task/backbone/.*"
@@ -113,7 +113,7 @@ def read(preset: pathlib.Path | str) -> StoredModel:
 def _read_tensors(path):
     """Read a file and rename the layers of earlier versions."""
     tensors = {}
-    for name, array in h5_file.read(path, kinds="fiu").items():
+    for name, array in tensor_files.read_h5(path, kinds="fiu").items():
         for former, new in _FORMER.items():
             if name.startswith(former):
                 name = new + name.removeprefix(former)

@@ -21,8 +21,9 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files, strict_json
 from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import huggingface, safetensors_file, torch_file
+from bert_tf.weights import huggingface, tensor_files
 from bert_tf.weights.name_map import StoredModel
+from bert_tf.weights.tokenizer_files import not_supported, object_in
 
 ENCODERS = ("Transformer", "BERT")
 KIND = "similarity"  # Task type of embedders.
@@ -123,7 +124,7 @@ def settings_of(path: pathlib.Path) -> dict[str, Any]:
         "normalize": modules[-1][0] == "Normalize",
         **_of_model(path),
     }
-    values = _object(encoder / ENCODER_CONFIG)
+    values = object_in(encoder / ENCODER_CONFIG)
     _check_required(values, _OF_ENCODER, encoder / ENCODER_CONFIG)
     length = values.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 4):
@@ -209,7 +210,7 @@ def head_activation(path: pathlib.Path, values: Mapping[str, Any]) -> str | None
     is_cross_encoder = _model_type(path) == "CrossEncoder"
     entry = values.get("sentence_transformers")
     found = [
-        _object(path / CONFIG).get("activation_fn") if is_cross_encoder else None,
+        object_in(path / CONFIG).get("activation_fn") if is_cross_encoder else None,
         entry.get("activation_fn") if isinstance(entry, dict) else None,
         values.get("sbert_ce_default_activation_function"),
     ]
@@ -222,7 +223,7 @@ def head_activation(path: pathlib.Path, values: Mapping[str, Any]) -> str | None
 
 def _model_type(path):
     """Return the class of the model in versions from 5 on, otherwise `None`."""
-    return _object(path / CONFIG).get("model_type") if path.is_dir() else None
+    return object_in(path / CONFIG).get("model_type") if path.is_dir() else None
 
 
 def _modules(path):
@@ -300,19 +301,16 @@ def _dense_activation(values, where):
 
 def _tensors(directory):
     """Return the tensors of a Dense module."""
-    for name, read_file in (
-        ("model.safetensors", safetensors_file.read),
-        ("pytorch_model.bin", torch_file.read),
-    ):
+    for name in ("model.safetensors", "pytorch_model.bin"):
         if (directory / name).is_file():
-            return dict(read_file(directory / name))
+            return tensor_files.read(directory / name)
     raise UserError(f"{directory}: expected model.safetensors or pytorch_model.bin")
 
 
 def _of_model(path):
     """Return the fields that are in the configuration of the model."""
     where = path / CONFIG
-    values = _object(where)
+    values = object_in(where)
     _check_required(values, {"truncate_dim": None}, where)
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
@@ -331,14 +329,5 @@ def _of_model(path):
 
 def _check_required(values, required, where):
     for name, expected in required.items():
-        value = values.get(name)
-        if value not in (None, expected):
-            raise UserError(
-                f"{where}: {name}={value!r:.80} is not supported, because it changes vectors; "
-                f"expected {expected!r}"
-            )
-
-
-def _object(path):
-    """Return the JSON object in a file, or an empty one if there is no such file."""
-    return read_json_object(path) if path.is_file() else {}
+        if (value := values.get(name)) not in (None, expected):
+            raise not_supported(where, name, value, expected, "vectors")

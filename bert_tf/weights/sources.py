@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_tf.config import BertConfig, read_json_object
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.runs import checkpoints
 from bert_tf.runs.run import Run
@@ -21,6 +21,7 @@ from bert_tf.weights import (
     keras_preset,
     name_map,
     sentence_transformers,
+    tokenizer_files,
 )
 from bert_tf.weights.name_map import StoredModel
 
@@ -363,8 +364,8 @@ def _new_pooler(config):
 
 def _model_max_length(where):
     """Return the maximum length in the tokenizer's configuration of a directory, if any."""
-    path = where / "tokenizer_config.json" if isinstance(where, pathlib.Path) else None
-    values = read_json_object(path) if path and path.is_file() else {}
+    is_directory = isinstance(where, pathlib.Path)
+    values = tokenizer_files.object_in(where / "tokenizer_config.json") if is_directory else {}
     length = values.get("model_max_length", values.get("max_len"))
     # transformers writes 1e30 for no limit.
     return int(length) if isinstance(length, int | float) and 4 <= length < 1e9 else int(1e9)

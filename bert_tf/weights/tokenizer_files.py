@@ -6,9 +6,9 @@ tokenizer.json is complete.
 """
 
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
-from bert_tf.config import read_json_object
+from bert_tf.config import TOKENIZER_SETTINGS, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary, placeholder
@@ -46,24 +46,8 @@ PAIR = (*SINGLE, ("B", 1), ("[SEP]", 1))
 MAX_INPUT_CHARS_PER_WORD = 100
 
 
-class TokenizerSettings(NamedTuple):
-    """Vocabulary and settings of a tokenizer.
-
-    Attributes:
-        vocabulary: One entry per row of the word embeddings.
-        do_lower_case: Whether text is lower-cased.
-        strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
-        max_input_chars_per_word: Maximum number of characters of a word.
-    """
-
-    vocabulary: Vocabulary
-    do_lower_case: bool
-    strip_accents: bool | None
-    max_input_chars_per_word: int
-
-
-def read(directory: pathlib.Path, vocab_size: int) -> TokenizerSettings:
-    """Read the tokenizer of a model.
+def read(directory: pathlib.Path, vocab_size: int) -> tuple[Vocabulary, dict[str, Any]]:
+    """Read the tokenizer of a model: its vocabulary, and its settings as in `BertConfig`.
 
     Rows of the word embeddings, `vocab_size` in number, without an entry get a placeholder.
 
@@ -78,7 +62,7 @@ def read(directory: pathlib.Path, vocab_size: int) -> TokenizerSettings:
             f"{json_path}: no such file; expected it, because tokenizer_class in "
             f"tokenizer_config.json is {settings['tokenizer_class']}"
         )
-    values = _flattened(_object(json_path))
+    values = _flattened(object_in(json_path))
     if has_json:
         _check_parts(values, json_path)
         _check_post_processor(values, json_path)
@@ -91,15 +75,15 @@ def read(directory: pathlib.Path, vocab_size: int) -> TokenizerSettings:
     else:
         raise UserError(f"{text_path}: no such file; expected vocab.txt or tokenizer.json")
     _check_added_tokens(directory, settings, values, vocabulary)
-    limit = values.get("model", {}).get("max_input_chars_per_word", MAX_INPUT_CHARS_PER_WORD)
     lower, strips = _case(directory, settings, values, vocabulary)
-    return TokenizerSettings(vocabulary, lower, strips, limit)
+    limit = values.get("model", {}).get("max_input_chars_per_word", MAX_INPUT_CHARS_PER_WORD)
+    return vocabulary, dict(zip(TOKENIZER_SETTINGS, (lower, strips, limit), strict=True))
 
 
 def _settings(directory):
     """Return the settings of tokenizer_config.json, checked; empty if there is none."""
     path = directory / "tokenizer_config.json"
-    settings = _object(path)
+    settings = object_in(path)
     name = settings.get("tokenizer_class")
     if name is not None and name not in (*_BERT_CLASSES, *_GENERIC_CLASSES):
         raise UserError(
@@ -107,16 +91,13 @@ def _settings(directory):
             f"{', '.join((*_BERT_CLASSES, *_GENERIC_CLASSES))}"
         )
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        values = _object(directory / file)
+        values = object_in(directory / file)
         for name, expected in _REQUIRED_SETTINGS.items():
             value = values.get(name)
             if isinstance(value, dict) and "content" in value:
                 value = value["content"]  # Special tokens may be objects.
             if value is not None and value != expected:
-                raise UserError(
-                    f"{directory / file}: {name}={value!r:.80} is not supported, because it "
-                    f"changes token ids; expected {expected!r}"
-                )
+                raise not_supported(directory / file, name, value, expected)
     return settings
 
 
@@ -143,10 +124,7 @@ def _check_parts(values, path):
         found = field(values, part, dict, path)
         for name, value in expected.items():
             if found.get(name, value) != value:
-                raise UserError(
-                    f"{path}: {part}.{name}={found[name]!r:.80} is not supported, because it "
-                    f"changes token ids; expected {value!r}"
-                )
+                raise not_supported(path, f"{part}.{name}", found[name], value)
 
 
 def _check_post_processor(values, path):
@@ -239,16 +217,26 @@ def _added_tokens(directory, settings, values):
         yield "tokenizer_config.json", token["content"], int(index)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         for key in ("additional_special_tokens", "extra_special_tokens"):
-            tokens = _object(directory / name).get(key) or []
+            tokens = object_in(directory / name).get(key) or []
             for token in tokens.values() if isinstance(tokens, dict) else tokens:
                 yield name, token["content"] if isinstance(token, dict) else token, None
-    for token, index in _object(directory / "added_tokens.json").items():
+    for token, index in object_in(directory / "added_tokens.json").items():
         yield "added_tokens.json", token, index
 
 
-def _object(path):
+def object_in(path: pathlib.Path) -> dict[str, Any]:
     """Return the JSON object in a file, or an empty one if there is no such file."""
     return read_json_object(path) if path.is_file() else {}
+
+
+def not_supported(
+    where: pathlib.Path, name: str, value: Any, expected: Any, changed: str = "token ids"
+) -> UserError:
+    """Return the error about a setting of a file that has only one value here."""
+    return UserError(
+        f"{where}: {name}={value!r:.80} is not supported, because it changes {changed}; expected "
+        f"{expected!r}"
+    )
 
 
 def _case(directory, settings, values, vocabulary):
@@ -262,10 +250,8 @@ def _case(directory, settings, values, vocabulary):
     is_generic = settings.get("tokenizer_class") in _GENERIC_CLASSES
     is_overridden = not is_generic and settings.get("tokenize_chinese_chars") is not None
     if not is_overridden and not normalizer.get("handle_chinese_chars", True):
-        raise UserError(
-            f"{directory / 'tokenizer.json'}: normalizer.handle_chinese_chars=False is not "
-            "supported, because it changes token ids; expected True"
-        )
+        name = "normalizer.handle_chinese_chars"
+        raise not_supported(directory / "tokenizer.json", name, False, True)
     if is_generic:
         lower, strip = normalizer.get("lowercase"), normalizer.get("strip_accents")
     else:
@@ -273,7 +259,7 @@ def _case(directory, settings, values, vocabulary):
         strip = settings.get("strip_accents")
     if lower is None:
         lower = not vocabulary.looks_cased()
-    if _object(directory / "sentence_bert_config.json").get("do_lower_case") and lower is False:
+    if object_in(directory / "sentence_bert_config.json").get("do_lower_case") and lower is False:
         # sentence-transformers lower-cases the text before the tokenizer, which keeps accents.
         return True, bool(strip)
     return lower, strip

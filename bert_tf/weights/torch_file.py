@@ -43,13 +43,6 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Global(NamedTuple):
-    """Allowed name: a function, or the type of a storage."""
-
-    call: Callable[..., Any] | None = None
-    dtype: np.dtype | None = None
-
-
 def _rebuild_tensor(storage, offset, shape, strides, *_):
     """Return a `_Tensor` within its storage."""
     if type(storage) is not _Storage:
@@ -81,21 +74,17 @@ def _check_sizes(sizes):
         raise ValueError("a size that is no integer from 0 to 2^48")
 
 
-_GLOBALS = {
-    "collections OrderedDict": _Global(lambda pairs=(): _put(collections.OrderedDict(), pairs)),
-    "torch._utils _rebuild_tensor_v2": _Global(_rebuild_tensor),
-    "torch._utils _rebuild_parameter": _Global(lambda tensor, *_: tensor),
-    **{
-        f"torch {name}Storage": _Global(dtype=np.dtype(dtype))
-        for name, dtype in (
-            ("Float", np.float32),
-            ("Half", np.float16),
-            ("Double", np.float64),
-            ("BFloat16", ml_dtypes.bfloat16),
-            ("Long", np.int64),
-            ("Int", np.int32),
-        )
-    },
+# The allowed names: functions, and types of storages.
+_GLOBALS: dict[str, Callable[..., Any] | np.dtype] = {
+    "collections OrderedDict": lambda pairs=(): _put(collections.OrderedDict(), pairs),
+    "torch._utils _rebuild_tensor_v2": _rebuild_tensor,
+    "torch._utils _rebuild_parameter": lambda tensor, *_: tensor,
+    "torch FloatStorage": np.dtype(np.float32),
+    "torch HalfStorage": np.dtype(np.float16),
+    "torch DoubleStorage": np.dtype(np.float64),
+    "torch BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "torch LongStorage": np.dtype(np.int64),
+    "torch IntStorage": np.dtype(np.int32),
 }
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
@@ -154,9 +143,9 @@ class _Interpreter:
                 stack.append(_GLOBALS[argument])
             elif name == "REDUCE":
                 called, arguments = _last_two(stack)
-                if type(called) is not _Global or called.call is None:
+                if not callable(called):  # Only functions of `_GLOBALS` are.
                     raise ValueError("a call of a value that is no allowed function")
-                stack.append(called.call(*arguments))
+                stack.append(called(*arguments))
             elif name == "BUILD":
                 # Attributes, such as the versions of modules in a state dict, are not needed.
                 stack.pop()
@@ -171,13 +160,13 @@ class _Interpreter:
 
     def _storage(self, reference):
         """Return the storage that a persistent id refers to."""
-        kind, storage_type, key, _, size, *view = reference
-        if kind != "storage" or type(storage_type) is not _Global or storage_type.dtype is None:
+        kind, dtype, key, _, size, *view = reference
+        if kind != "storage" or not isinstance(dtype, np.dtype):
             raise ValueError("a reference to something else than a storage")
         if type(key) is not str or view not in ([], [None]):
             raise ValueError("a view of a storage, which is not supported")
         _check_sizes([size])
-        storage = _Storage(key, storage_type.dtype, size)
+        storage = _Storage(key, dtype, size)
         if self.storages.setdefault(key, storage) != storage:
             raise ValueError(f"two storages with the key {key!r:.40}")
         return storage

@@ -13,7 +13,7 @@ import tokenizers
 from bert_tf import UserError, convert, read_pretrained
 from bert_tf.conversion import checked_conversion, exported_model
 from bert_tf.runs.run import Run
-from bert_tf.weights import h5_file, heads, name_map
+from bert_tf.weights import heads, name_map, tensor_files
 from tests import small
 
 WORDS_OF_TASKS = {
@@ -370,7 +370,7 @@ def test_the_report_names_sizes_and_digests(tmp_path, config, vocabulary):
 
 def test_a_difference_after_writing_leaves_nothing(tmp_path, tanh, vocabulary, monkeypatch):
     pretrained_run(tmp_path / "run", tanh, vocabulary)
-    read = h5_file.read
+    read = tensor_files.read_h5
 
     def damaged(path, kinds):
         tensors = read(path, kinds)
@@ -379,7 +379,7 @@ def test_a_difference_after_writing_leaves_nothing(tmp_path, tanh, vocabulary, m
             tensors["layers/dense/vars/1"] = np.nextafter(pooler, 9, dtype=np.float32)
         return tensors
 
-    monkeypatch.setattr(h5_file, "read", damaged)
+    monkeypatch.setattr(tensor_files, "read_h5", damaged)
     with pytest.raises(UserError, match="layers/dense/vars/1 reads back differently"):
         converted(tmp_path / "run", tmp_path / "out", format="keras")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

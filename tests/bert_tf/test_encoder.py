@@ -13,7 +13,7 @@ from bert_tf.model import encoder as encoder_module
 from bert_tf.model import fused_kernels
 from bert_tf.model.layout import PackedLayout
 from bert_tf.runs.checkpoints import assign, model_variables
-from bert_tf.weights import h5_file, name_map
+from bert_tf.weights import name_map, tensor_files
 from tests import reference, small
 
 
@@ -92,7 +92,7 @@ def test_equals_keras_nlp_with_the_same_weights(vocabulary, tmp_path):
         max_position_embeddings=16,
     )
     backbone.save_weights(tmp_path / "model.weights.h5")
-    tensors = h5_file.read(tmp_path / "model.weights.h5", kinds="fiu")
+    tensors = tensor_files.read_h5(tmp_path / "model.weights.h5", kinds="fiu")
     weights, _ = name_map.rename(
         name_map.StoredModel(
             config, vocabulary, tensors, "keras", r".*seed_generator.*", "backbone"

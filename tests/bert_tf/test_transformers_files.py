@@ -58,6 +58,7 @@ def test_token_ids_equal_those_of_transformers(written):
     assert len(paths) == 48
     for path in paths:
         size = json.loads((path / "config.json").read_text())["vocab_size"]
-        tokenizer = Tokenizer(*tokenizer_files.read(path, size))
+        vocabulary, settings = tokenizer_files.read(path, size)
+        tokenizer = Tokenizer(vocabulary, **settings)
         ids = tokenizer.tokenize(TEXTS).ids.to_list()
         assert ids == json.loads((path / "ids.json").read_text()), path.name
