@@ -3,9 +3,10 @@
 Shape suffixes: N examples, L sequence length, P maximum predictions per sequence.
 """
 
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -74,48 +75,65 @@ class ShardStatistics:
         yield f"of these               {mask:.2%} [MASK], {same:.2%} kept, {other:.2%} replaced"
 
 
-def read_shard(
-    path: str | os.PathLike, parse: Callable[[tf.Tensor], dict[str, tf.Tensor]]
-) -> Iterator[dict[str, np.ndarray]]:
-    """Read the examples of a TFRecord file in batches of `BATCH_EXAMPLES`.
+def read_shards(
+    paths: Sequence[str], parse: Callable[[tf.Tensor], dict[str, tf.Tensor]]
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Read the examples of TFRecord files in order, in batches of `BATCH_EXAMPLES`.
 
     Yields:
-        Arrays `(N, ...)` by feature name.
+        Index of the file, and arrays `(N, ...)` by feature name.
 
     Raises:
-        UserError: If the file is damaged or a record cannot be parsed.
+        UserError: If a file is damaged or a record cannot be parsed.
     """
-    number = 0
+    names, shard = tf.constant(paths), 0
+
+    def batches(number):
+        records = tf.data.TFRecordDataset(tf.gather(names, number)).batch(BATCH_EXAMPLES)
+        return records.map(lambda batch: (number, parse(batch)))
+
     try:
-        for batch in tf.data.TFRecordDataset(path).batch(BATCH_EXAMPLES):
-            yield {name: value.numpy() for name, value in parse(batch).items()}
+        # One dataset reads all files, because a dataset per file takes 14 ms.
+        for number, examples in tf.data.Dataset.range(len(paths)).flat_map(batches):
+            shard = int(number)
+            yield shard, {name: value.numpy() for name, value in examples.items()}
+    except tf.errors.OpError:
+        # The error names no file: it is in that of the last batch or in a later one.
+        for path in paths[shard:]:
+            _check_records(path, parse)
+        raise UserError(
+            f"{paths[shard]}: was changed while it was read; rerun the command"
+        ) from None
+
+
+def _check_records(path, parse):
+    """Raise the UserError for the first record of a file that cannot be read or parsed, if any."""
+    records, number = tf.data.TFRecordDataset(path), 0
+    try:
+        for batch in records.batch(BATCH_EXAMPLES):
+            parse(batch)
             number += len(batch)
+        return
     except tf.errors.DataLossError:
         raise UserError(f"{path}: damaged after record {number}; write it again") from None
     except tf.errors.InvalidArgumentError:
-        raise _bad_record(path, parse, number) from None
+        pass  # The record is found below.
     except tf.errors.OpError as error:
         raise UserError(f"{path}: cannot be read ({error.message.splitlines()[0]})") from None
-
-
-def _bad_record(path, parse, first):
-    """Return the UserError for the first record from `first` on that cannot be parsed."""
-    for number, record in enumerate(tf.data.TFRecordDataset(path).skip(first), first):
+    for number, record in enumerate(records.skip(number), number):
         try:
             parse(record[tf.newaxis])
         except tf.errors.InvalidArgumentError as error:
             found = _FEATURE.search(error.message)
+            has = tf.train.Example.FromString(record.numpy()).features.feature if found else ()
             if not found:
-                return UserError(f"{path}: record {number}: not a tf.train.Example")
-            example = tf.train.Example.FromString(record.numpy())
-            if found[1] not in example.features.feature:
-                has = ", ".join(sorted(example.features.feature)) or "none"
-                return UserError(f"{path}: record {number}: no feature {found[1]}; it has {has}")
-            return UserError(
-                f"{path}: record {number}: {found[1]} does not have the type and length of the "
-                "first record or the manifest"
-            )
-    return UserError(f"{path}: was changed while it was read; rerun the command")
+                what = "not a tf.train.Example"
+            elif found[1] in has:
+                what = f"{found[1]} does not have the type and length of the first record or the "
+                what += "manifest"
+            else:
+                what = f"no feature {found[1]}; it has {', '.join(sorted(has)) or 'none'}"
+            raise UserError(f"{path}: record {number}: {what}") from None
 
 
 def inspect(
@@ -136,7 +154,7 @@ def inspect(
     paths = [manifest.path(entry["file"]) for entry in manifest.shards]
     counts = [0] * len(paths)
     with Progress(log, "shards", len(paths)) as progress:
-        for shard, examples in _read_shards(paths, manifest_parser(manifest)):
+        for shard, examples in read_shards(paths, manifest_parser(manifest)):
             statistics.add(examples)
             counts[shard] += len(examples["input_ids"])
             progress.update(shard)
@@ -144,29 +162,6 @@ def inspect(
         if count != entry["records"]:
             raise UserError(f"{path}: {count} records; {NAME} has {entry['records']}")
     return statistics
-
-
-def _read_shards(paths, parse):
-    """Read shards in order, as `read_shard`; yield the number of the shard and the examples.
-
-    One dataset reads all of them, because a dataset per shard takes 14 ms.
-    """
-    names, shard = tf.constant(paths), 0
-
-    def batches(number):
-        records = tf.data.TFRecordDataset(tf.gather(names, number)).batch(BATCH_EXAMPLES)
-        return records.map(lambda batch: (number, parse(batch)))
-
-    try:
-        for number, examples in tf.data.Dataset.range(len(paths)).flat_map(batches):
-            shard = int(number)
-            yield shard, {name: value.numpy() for name, value in examples.items()}
-    except tf.errors.OpError:
-        # The error names no file: it is in the shard of the last batch or in a later one.
-        for path in paths[shard:]:
-            for _ in read_shard(path, parse):
-                pass
-        raise
 
 
 def manifest_parser(manifest: Manifest) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
@@ -180,14 +175,13 @@ def manifest_parser(manifest: Manifest) -> Callable[[tf.Tensor], dict[str, tf.Te
 
 def first_examples(manifest: Manifest, count: int) -> Iterator[dict[str, np.ndarray]]:
     """Yield the first `count` examples, as arrays by feature name."""
-    parse = manifest_parser(manifest)
-    for entry in manifest.shards:
-        for examples in read_shard(manifest.path(entry["file"]), parse):
-            for row in range(len(examples["input_ids"])):
-                if count == 0:
-                    return
-                count -= 1
-                yield {name: values[row] for name, values in examples.items()}
+    paths = [manifest.path(entry["file"]) for entry in manifest.shards]
+    rows = (
+        {name: values[row] for name, values in examples.items()}
+        for _, examples in read_shards(paths, manifest_parser(manifest))
+        for row in range(len(examples["input_ids"]))
+    )
+    return itertools.islice(rows, count)
 
 
 def format_example(example: Mapping[str, np.ndarray], vocabulary: Vocabulary) -> Iterator[str]:
@@ -242,32 +236,32 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
         raise UserError(f"{directory}: no TFRecord files; expected names with 'tfrecord'")
     max_seq_length, max_predictions = _lengths(os.path.join(directory, names[0]))
     parse = tf_examples.parser(max_seq_length, max_predictions)
-    entries = []
-    for name in names:
-        path, count, tokens, random_next = os.path.join(directory, name), 0, 0, 0
-        for examples in read_shard(path, parse):
-            for feature, limit in tf_examples.limits(len(vocabulary), max_seq_length).items():
-                values = examples[feature]
-                is_bad = (values < 0) | (values >= limit)
-                if is_bad.any():
-                    row = is_bad.any(axis=1).argmax()
-                    raise UserError(
-                        f"{path}: record {count + row}: {feature} is {values[is_bad][0]}; "
-                        f"expected 0 to {limit - 1}"
-                    )
-            count += len(examples["input_ids"])
-            tokens += int(examples["input_mask"].sum())
-            random_next += int(examples[tf_examples.LABELS].sum())
-        entries.append(
-            {
-                "file": name,
-                "records": count,
-                "bytes": files.stamp(path)[0],
-                "sha256": files.sha256(path),
-                "tokens": tokens,
-                "random_next": random_next,
-            }
-        )
+    paths = [os.path.join(directory, name) for name in names]
+    totals = [{"records": 0, "tokens": 0, "random_next": 0} for _ in paths]
+    for number, examples in read_shards(paths, parse):
+        of_shard = totals[number]
+        for feature, limit in tf_examples.limits(len(vocabulary), max_seq_length).items():
+            values = examples[feature]
+            is_bad = (values < 0) | (values >= limit)
+            if is_bad.any():
+                record = of_shard["records"] + is_bad.any(axis=1).argmax()
+                raise UserError(
+                    f"{paths[number]}: record {record}: {feature} is {values[is_bad][0]}; "
+                    f"expected 0 to {limit - 1}"
+                )
+        of_shard["records"] += len(examples["input_ids"])
+        of_shard["tokens"] += int(examples["input_mask"].sum())
+        of_shard["random_next"] += int(examples[tf_examples.LABELS].sum())
+    entries = [
+        {
+            "file": name,
+            "records": of_shard.pop("records"),
+            "bytes": files.stamp(path)[0],
+            "sha256": files.sha256(path),
+            **of_shard,
+        }
+        for name, path, of_shard in zip(names, paths, totals, strict=True)
+    ]
     manifest = Manifest.describe(directory, vocabulary, max_seq_length, max_predictions, entries)
     manifest.save_vocabulary(vocabulary)
     manifest.save_values()

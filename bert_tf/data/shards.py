@@ -79,17 +79,18 @@ class ShardWriter:
             )
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
-        temporary = files.temporary_name(path)
-        try:
-            with tf.io.TFRecordWriter(temporary) as writer:
-                size = max(1, BATCH_TOKENS // settings.max_seq_length)
-                for begin in range(0, len(instances), size):
-                    batch = instances.rows(slice(begin, begin + size))
-                    for record in tf_examples.serialize(
-                        self._examples(batch, documents.ids, number, begin)
-                    ):
-                        writer.write(record)
-            entry = {
+        with files.atomic_path(path) as temporary:
+            try:
+                with tf.io.TFRecordWriter(temporary) as writer:
+                    size = max(1, BATCH_TOKENS // settings.max_seq_length)
+                    for begin in range(0, len(instances), size):
+                        batch = instances.rows(slice(begin, begin + size))
+                        examples = self._examples(batch, documents.ids, number, begin)
+                        for record in tf_examples.serialize(examples):
+                            writer.write(record)
+            except tf.errors.OpError as error:
+                raise OSError(errno.EIO, f"cannot be written: {error.message}") from None
+            return {
                 "file": name,
                 "records": len(instances),
                 "bytes": files.stamp(temporary)[0],
@@ -98,15 +99,6 @@ class ShardWriter:
                 "tokens": int(instances.num_tokens.sum()),
                 "random_next": int(instances.is_random_next.sum()),
             }
-            files.move(temporary, path)
-        except tf.errors.OpError as error:
-            raise _as_os_error(error, path) from None
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from None
-        finally:
-            if files.exists(temporary):
-                files.remove(temporary)
-        return entry
 
     def _examples(self, instances, ids, number, begin):
         examples = to_examples(instances, ids, self.vocabulary, self.settings.max_seq_length)
@@ -115,11 +107,3 @@ class ShardWriter:
         numbers = np.arange(begin, begin + len(instances))
         masked = self._mask(examples["input_ids"], examples["input_mask"], number, numbers)
         return {**examples, **{name: value.numpy() for name, value in masked.items()}}
-
-
-def _as_os_error(error, path):
-    """Return the `OSError` for an error of a TensorFlow file system."""
-    is_full = isinstance(error, tf.errors.ResourceExhaustedError) or "No space" in error.message
-    return OSError(
-        errno.ENOSPC if is_full else errno.EIO, f"cannot be written: {error.message}", path
-    )

@@ -9,12 +9,11 @@ from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_exam
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.train.compilation import compile_with_weights, packed_shape
 from bert_tf.train.distribution import LocalReplicas, distribute
+from bert_tf.train.losses import weighted_sum
 
 BATCH_EXAMPLES = 64
-_SUMS = (
-    *(f"{name}/{kind}" for name in LOSSES for kind in ("loss", "weight")),
-    *(f"{name}/accuracy" for name, _ in METRICS.values()),
-)
+# Output and function of each metric.
+_TERMS = {**{f"{name}_loss": (name, loss) for name, loss in LOSSES.items()}, **METRICS}
 
 
 class PretrainingEvaluator:
@@ -55,17 +54,14 @@ class PretrainingEvaluator:
         The others are "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss" and
         "next_sentence_accuracy".
         """
-        sums = tf.zeros([len(_SUMS)], tf.float64)
+        sums = tf.zeros([len(_TERMS), 2], tf.float64)
         for batch in distribute(self._batches, self.strategy, self.is_compiled):
             sums += self._sums(batch)  # On the device, which never waits for Python.
-        totals = dict(zip(_SUMS, sums.numpy().tolist(), strict=True))
         # The lower bound avoids a division by zero if no position is masked.
-        means = {
-            name: total / max(totals[f"{name.split('/')[0]}/weight"], 1e-12)
-            for name, total in totals.items()
-            if not name.endswith("/weight")
+        metrics = {
+            name: total / max(weight, 1e-12)
+            for name, (total, weight) in zip(_TERMS, sums.numpy().tolist(), strict=True)
         }
-        metrics = {name.replace("/", "_"): value for name, value in means.items()}
         # exp overflows float64 above 709.
         return {**metrics, "perplexity": math.exp(min(metrics["masked_lm_loss"], 700))}
 
@@ -90,20 +86,20 @@ class PretrainingEvaluator:
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _sums(self, batch):
-        """Return the sums of weighted losses, correct predictions and weights of a step."""
+        """Return the results of `weighted_sum` of a step, by term."""
         sums = self.strategy.run(self._sums_on_replica, args=(batch,))
         sums = self.strategy.reduce(tf.distribute.ReduceOp.SUM, sums, axis=None)
         return tf.cast(sums, tf.float64)
 
     def _on_replica(self, batch):
         inputs, labels, weights = batch
-        outputs, sums = self.model(inputs), {}
-        for name, loss in LOSSES.items():
-            sums[f"{name}/loss"] = weights[name] * loss(labels[name], outputs[name])
-            sums[f"{name}/weight"] = weights[name]
-        for name, metric in METRICS.values():
-            sums[f"{name}/accuracy"] = weights[name] * metric(labels[name], outputs[name])
-        return tf.stack([tf.reduce_sum(sums[name]) for name in _SUMS])
+        outputs = self.model(inputs)
+        return tf.stack(
+            [
+                weighted_sum(function, labels[name], outputs[name], weights[name])
+                for name, function in _TERMS.values()
+            ]
+        )
 
 
 def _filled_up(examples):

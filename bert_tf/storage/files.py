@@ -60,14 +60,20 @@ def atomic_writer(path: str | os.PathLike) -> Iterator[codecs.StreamWriter]:
 
 @contextlib.contextmanager
 def atomic_bytes_writer(path: str | os.PathLike) -> Iterator[Stream]:
-    """Open a binary stream whose content replaces the file `path` at the end of the block.
+    """Open a binary stream whose content replaces the file `path`; see `atomic_path`."""
+    with atomic_path(path) as temporary, open_file(temporary, "wb") as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike) -> Iterator[str]:
+    """Yield the path of a new file that replaces the file `path` at the end of the block.
 
     After an error the file is unchanged. An `OSError` names `path`, not the temporary file.
     """
     temporary = temporary_name(path)
     try:
-        with open_file(temporary, "wb") as stream:
-            yield stream
+        yield temporary
         move(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -11,9 +11,9 @@ import tensorflow as tf
 from bert_tf import UserError, Vocabulary
 from bert_tf.data import batches as module
 from bert_tf.data import inspection, tf_examples
-from bert_tf.data.batches import PretrainingDataset, bad_record, flatten_examples, pad_examples
+from bert_tf.data.batches import PretrainingDataset, bad_record, flatten_examples
 from bert_tf.data.manifest import Manifest
-from tests.corpus import ENTRIES, config_of, write_shards
+from tests.corpus import ENTRIES, config_of, pad_examples, write_shards
 
 LENGTH, PREDICTIONS = 32, 5
 
@@ -266,7 +266,7 @@ def test_damage_is_an_error_in_training_without_verification(copy):
 @pytest.mark.parametrize("layout", [pad_examples, flatten_examples])
 def test_an_impossible_number_is_reported_with_shard_and_record(copy, name, value, message, layout):
     path = second_shard(copy)
-    examples = next(inspection.read_shard(str(path), tf_examples.parser(LENGTH, PREDICTIONS)))
+    _, examples = next(inspection.read_shards([str(path)], tf_examples.parser(LENGTH, PREDICTIONS)))
     examples[name][17, 0] = value
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in tf_examples.serialize(examples):
@@ -421,7 +421,7 @@ def test_the_feature_and_the_record_that_do_not_fit_are_named(tmp_path, change, 
             writer.write(serialized)
     parse = tf_examples.parser(4, 2)
     with pytest.raises(UserError, match=f"{path}: record {record}: {message}"):
-        list(inspection.read_shard(path, parse))
+        list(inspection.read_shards([path], parse))
     if record == 0 and change == ("masked_lm_ids", None):
         with pytest.raises(UserError, match="record 0: no feature masked_lm_ids; it has"):
             inspection.write_manifest(str(tmp_path), Vocabulary(ENTRIES))

@@ -211,7 +211,7 @@ def test_an_impossible_id_stops_training_with_shard_and_record(directories, tmp_
     directory = write_shards(tmp_path / "bad")
     path = directory / "examples-00001-of-00003.tfrecord"
     parse = tf_examples.parser(SMALL["max_seq_length"], SMALL["max_predictions_per_seq"])
-    examples = next(inspection.read_shard(str(path), parse))
+    _, examples = next(inspection.read_shards([str(path)], parse))
     examples["input_ids"][:, 1] = len(ENTRIES)
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in tf_examples.serialize(examples):

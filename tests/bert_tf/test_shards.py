@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import Tokenizer, Vocabulary
 from bert_tf.data import documents, jobs, masking, sharded_output, shards, tf_examples, writing
-from bert_tf.data.inspection import read_shard
+from bert_tf.data.inspection import read_shards
 from bert_tf.data.instances import make_instances, split_sentences, to_examples, tokenize_documents
 from bert_tf.data.manifest import Manifest
 from bert_tf.storage import files
@@ -92,7 +92,7 @@ def test_a_shard_holds_its_instances_masked_by_their_numbers(
             expected = mask(
                 expected, masking.keys(settings.seed, number, np.arange(len(instances)))
             )
-        found = list(read_shard(str(tmp_path / "shards" / name), parse))
+        found = [of for _, of in read_shards([str(tmp_path / "shards" / name)], parse)]
         for feature, values in expected.items():
             joined = np.concatenate([part[feature] for part in found])
             np.testing.assert_array_equal(joined, np.asarray(values), err_msg=feature)
