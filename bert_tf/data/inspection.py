@@ -101,26 +101,25 @@ def read_shards(
         # The error names no file: it is in that of the last batch or in a later one.
         for path in paths[shard:]:
             _check_records(path, parse)
-        raise UserError(
-            f"{paths[shard]}: was changed while it was read; rerun the command"
-        ) from None
+        path = paths[shard]
+        raise UserError(f"{path}: was changed while it was read; rerun the command") from None
 
 
 def _check_records(path, parse):
     """Raise the UserError for the first record of a file that cannot be read or parsed, if any."""
-    records, number = tf.data.TFRecordDataset(path), 0
+    records, first = tf.data.TFRecordDataset(path), 0
     try:
         for batch in records.batch(BATCH_EXAMPLES):
             parse(batch)
-            number += len(batch)
+            first += len(batch)
         return
     except tf.errors.DataLossError:
-        raise UserError(f"{path}: damaged after record {number}; write it again") from None
+        raise UserError(f"{path}: damaged after record {first}; write it again") from None
     except tf.errors.InvalidArgumentError:
         pass  # The record is found below.
     except tf.errors.OpError as error:
         raise UserError(f"{path}: cannot be read ({error.message.splitlines()[0]})") from None
-    for number, record in enumerate(records.skip(number), number):
+    for number, record in enumerate(records.skip(first), first):
         try:
             parse(record[tf.newaxis])
         except tf.errors.InvalidArgumentError as error:
