@@ -12,9 +12,9 @@ from bert_tf.system import command
 
 def main(settings: PretrainCommandSettings) -> None:
     """Run pretraining, or its dry run."""
-    from bert_tf.pretraining import dry_run, recipe
+    from bert_tf.pretraining.recipe import dry_run, pretrain
 
-    run = dry_run.dry_run if settings.dry_run else recipe.pretrain
+    run = dry_run if settings.dry_run else pretrain
     run(settings, command.log)
 
 

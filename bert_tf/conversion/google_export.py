@@ -6,6 +6,7 @@ import numpy as np
 
 from bert_tf.conversion.exported_model import ExportedModel
 from bert_tf.conversion.huggingface_export import class_name, encoder_values
+from bert_tf.runs.checkpoints import write_bundle
 from bert_tf.storage import files
 from bert_tf.weights.google import RELEASED
 
@@ -18,17 +19,9 @@ def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.n
     Returns:
         Tensors by name, as read back, and descriptions of what the format does not hold.
     """
-    import tensorflow as tf
-
     pretrained = model.pretrained
     tensors = model.tensors("google", ("bert", *model.heads))
-    names = sorted(tensors)
-    tf.raw_ops.SaveV2(
-        prefix=str(directory / RELEASED),
-        tensor_names=names,
-        shape_and_slices=[""] * len(names),
-        tensors=[tensors[name] for name in names],
-    )
+    write_bundle(directory / RELEASED, dict(sorted(tensors.items())))
     config, dropped = pretrained.config, [] if model.kind else model.dropped
     values = encoder_values(config)
     if config.hidden_act == "gelu_new":

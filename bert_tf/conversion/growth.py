@@ -7,7 +7,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.text.vocabulary import MAX_BYTES, Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 UNUSED = re.compile(r"\[unused\d+\]")
 _WORDS = "bert/embeddings/word_embeddings"
@@ -115,7 +111,7 @@ def extend_positions(pretrained: PretrainedWeights, count: int) -> PretrainedWei
     )
 
 
-def _pieces(pretrained: PretrainedWeights, words: Sequence[str], where: str) -> list[list[int]]:
+def _pieces(pretrained, words, where):
     """Return the ids of each word's pieces.
 
     Raise UserError if the tokenizer changes or splits a word before it looks up entries.
@@ -135,8 +131,7 @@ def _pieces(pretrained: PretrainedWeights, words: Sequence[str], where: str) -> 
                 f"{' '.join(map(repr, found)) or 'nothing':.200}; expected words without spaces "
                 "and punctuation, with the case and accents that the tokenizer keeps"
             )
-    ids: tf.RaggedTensor = Tokenizer.from_config(config, pretrained.vocabulary).tokenize(words).ids
-    return ids.to_list()
+    return Tokenizer.from_config(config, pretrained.vocabulary).tokenize(words).ids.to_list()
 
 
 def _check_produced(pretrained, words, ids, where):

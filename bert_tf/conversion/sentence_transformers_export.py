@@ -92,7 +92,13 @@ def _write_embedder(pretrained, settings, directory):
     add("Pooling", _pooling(pools, size))
     size *= len(pools)
     for number, activation in enumerate(settings.get("dense_activations", ())):
-        path = add("Dense", _dense(size, units[number], activation))
+        config = {
+            "in_features": size,
+            "out_features": units[number],
+            "bias": True,
+            "activation_function": _ACTIVATIONS[activation],
+        }
+        path = add("Dense", config)
         kernel, bias = (pretrained.weights[f"dense_{number}/{part}"] for part in ("kernel", "bias"))
         dense = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
         safetensors.numpy.save_file(dense, path / "model.safetensors", metadata={"format": "pt"})
@@ -122,16 +128,6 @@ def _pooling(pools, size):
             "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens" in names,
         }
     return {"embedding_dimension": size, "pooling_mode": names}
-
-
-def _dense(size, units, activation):
-    """Return the configuration of a Dense module."""
-    return {
-        "in_features": size,
-        "out_features": units,
-        "bias": True,
-        "activation_function": _ACTIVATIONS[activation],
-    }
 
 
 def _write_cross_encoder(model, directory):

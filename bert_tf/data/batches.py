@@ -334,13 +334,7 @@ class PretrainingDataset:
         for row in np.flatnonzero(is_part):
             shard = shards[row]
             if shard not in self._offsets:
-                path = self._paths[shard]
-                count, found = record_offsets(path, self._piece_records)
-                if count != self._counts[shard]:
-                    raise ValueError(
-                        f"<<{path}: {count} records; the manifest has {self._counts[shard]}>>"
-                    )
-                self._offsets[shard] = found
+                self._offsets[shard] = self._counted(shard)
             offsets[row] = self._offsets[shard][firsts[row] // self._piece_records]
         return offsets
 
@@ -350,14 +344,19 @@ class PretrainingDataset:
         Sizes are compared too, since one shard may have records that another one lacks.
         """
         for shard in shards:
-            path, entry = self._paths[shard], self.manifest.shards[shard]
-            if not missing and files.stamp(path)[0] == entry["bytes"]:
-                continue
-            count, _ = record_offsets(path, self._piece_records)
-            if count != entry["records"]:
-                raise ValueError(
-                    f"<<{path}: {count} records; the manifest has {entry['records']}>>"
-                )
+            if (
+                missing
+                or files.stamp(self._paths[shard])[0] != self.manifest.shards[shard]["bytes"]
+            ):
+                self._counted(shard)
+
+    def _counted(self, shard):
+        """Return the offsets of a shard's pieces, after a check of its number of records."""
+        path = self._paths[shard]
+        count, offsets = record_offsets(path, self._piece_records)
+        if count != self._counts[shard]:
+            raise ValueError(f"<<{path}: {count} records; the manifest has {self._counts[shard]}>>")
+        return offsets
 
     def _checks(self, examples, shard_B, number_B):
         """Return assertions that fail if an id, position or label is out of range.

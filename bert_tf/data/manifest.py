@@ -224,15 +224,12 @@ class Manifest(ShardManifest):
             command.defaults(WriteShardsSettings),
         )
         tokenizer_flags = ", ".join(f"--{name}" for name in TOKENIZER_SETTINGS)
-        for what, before, now in (
-            (
-                "--vocab: the vocabulary",
-                self._values["vocabulary"],
-                planned._values["vocabulary"],
-            ),
-            (f"{tokenizer_flags}: the tokenizer", self.tokenizer, planned.tokenizer),
-            ("--input: the text", self._values["corpus"], planned._values["corpus"]),
+        for name, what in (
+            ("vocabulary", "--vocab: the vocabulary"),
+            ("tokenizer", f"{tokenizer_flags}: the tokenizer"),
+            ("corpus", "--input: the text"),
         ):
+            before, now = self._values.get(name), planned._values.get(name)
             if before != now:
                 raise UserError(
                     f"{what} is not that of {self.directory}. Expected: {before}. "

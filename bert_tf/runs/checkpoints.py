@@ -75,6 +75,18 @@ def read_bundle(prefix: str | os.PathLike) -> "dict[str, np.ndarray]":
             raise UserError(f"{prefix}: not a readable TensorFlow checkpoint: {reason}") from None
 
 
+def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, Any]) -> None:
+    """Write tensors, arrays or variables by name as a TensorFlow checkpoint; see `read_bundle`."""
+    import tensorflow as tf
+
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=[tf.convert_to_tensor(tensor) for tensor in tensors.values()],
+    )
+
+
 def load_saved_model(directory: str | os.PathLike) -> Any:
     """Return `tf.saved_model.load` of a directory with any name.
 
@@ -246,12 +258,7 @@ class CheckpointManager:
             saving = os.path.join(directory, SAVING)
             # This file tells an interrupted save, which leaves it, from an incomplete copy.
             files.atomic_write_bytes(saving, b"")
-            tf.raw_ops.SaveV2(
-                prefix=os.path.join(directory, "variables"),
-                tensor_names=list(variables),
-                shape_and_slices=[""] * len(variables),
-                tensors=[tf.convert_to_tensor(variable) for variable in variables.values()],
-            )
+            write_bundle(os.path.join(directory, "variables"), variables)
             files.sync_directory(directory)
             self._write_state(step, {"step": step})
             files.remove(saving)

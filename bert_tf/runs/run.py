@@ -172,9 +172,8 @@ class Run:
                 f"{path}: not a run directory; expected config.json, vocab.txt and "
                 "checkpoints/ (convert pretrained weights with bert-tf convert or bert-tf finetune)"
             )
-        config_path, vocabulary_path, train_path, task_path = (
-            os.path.join(path, name)
-            for name in ("config.json", "vocab.txt", "train.json", "task.json")
+        _, config_path, vocabulary_path, train_path, task_path = (
+            os.path.join(path, name) for name in FILES
         )
         config = BertConfig.load(config_path)
         vocabulary = Vocabulary.load(vocabulary_path)

@@ -300,7 +300,7 @@ def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
     """
     config, _, tensors, column, ignored, where, values = model
     columns: dict[str, dict[str, str]] = {}
-    for part in ("bert", *HEADS, *CLASSIFIERS[: 1 if column == "ours" else None]):
+    for part in (*COMPONENTS, *CLASSIFIERS[: 1 if column == "ours" else None]):
         names = {getattr(row, column): row.ours for row in table(config, part)}
         if None not in names:
             columns[part] = names
