@@ -344,10 +344,8 @@ class PretrainingDataset:
         Sizes are compared too, since one shard may have records that another one lacks.
         """
         for shard in shards:
-            if (
-                missing
-                or files.stamp(self._paths[shard])[0] != self.manifest.shards[shard]["bytes"]
-            ):
+            size = self.manifest.shards[shard]["bytes"]
+            if missing or files.stamp(self._paths[shard])[0] != size:
                 self._counted(shard)
 
     def _counted(self, shard):

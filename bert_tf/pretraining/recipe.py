@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -382,13 +382,11 @@ def _plan(settings, config, model, phases, replicas, origin):
         yield from word_length_warning(config, data.manifest)
         first_step = last_step
     manifests = [data.manifest for data in phases]
-    peak = step_memory(step_sizes(settings, config, manifests, replicas))["peak"]
+    peak = step_memory(_step_sizes(settings, config, manifests, replicas))["peak"]
     yield f"about {peak / 1e9:.1f} GB per replica, excluding TensorFlow itself"
 
 
-def step_sizes(
-    settings: PretrainSettings, config: BertConfig, manifests: Sequence[Manifest], replicas: int
-) -> StepSizes:
+def _step_sizes(settings, config, manifests, replicas):
     """Return the sizes of the largest step on a replica."""
     recorded = [manifest.settings for manifest in manifests]
     return StepSizes(
@@ -456,7 +454,7 @@ def _estimate(settings):
     settings = dataclasses.replace(settings, precision=precision)
     first_step = 0
     for manifest, last_step in zip(manifests, settings.phase_ends, strict=True):
-        sizes = step_sizes(settings, config, [manifest], settings.devices)
+        sizes = _step_sizes(settings, config, [manifest], settings.devices)
         device = settings.typical()
         if settings.device == "cpu":
             tokens = sizes.examples * sizes.length
