@@ -6,6 +6,7 @@ always a range of consecutive tokens of one document, so an instance is four int
 
 import bisect
 import dataclasses
+import itertools
 import random
 import re
 from array import array
@@ -100,17 +101,11 @@ def split_sentences(lines: Iterable[str]) -> list[str]:
     Paragraphs are split with nupunkt, which knows English abbreviations, and after each full stop
     of other scripts. Empty lines separate paragraphs; other line ends become spaces.
     """
-    paragraphs, current = [], []
-    for line in [*lines, ""]:
-        if line:
-            current.append(line)
-        elif current:
-            paragraphs.append(" ".join(current))
-            current = []
     return [
         part
-        for paragraph in paragraphs
-        for sentence in nupunkt.load("default").tokenize(paragraph)
+        for has_text, paragraph in itertools.groupby(lines, bool)
+        if has_text
+        for sentence in nupunkt.load("default").tokenize(" ".join(paragraph))
         for part in _FULL_STOP.split(sentence)
     ]
 

@@ -141,16 +141,9 @@ def check_index(index: DocumentIndex, settings: WriteShardsSettings) -> None:
 
 def spans(index: DocumentIndex, number: int, num_shards: int) -> list[Span]:
     """Return path, offset and length in bytes of each document of a shard, numbered from 0."""
-    assigned = slice(number, None, num_shards)
-    return [
-        (index.paths[file], offset, length)
-        for file, offset, length in zip(
-            index.files[assigned].tolist(),
-            index.offsets[assigned].tolist(),
-            index.lengths[assigned].tolist(),
-            strict=True,
-        )
-    ]
+    columns = (index.files, index.offsets, index.lengths)
+    assigned = zip(*(column[number::num_shards].tolist() for column in columns), strict=True)
+    return [(index.paths[file], offset, length) for file, offset, length in assigned]
 
 
 def _largest(index, num_shards):

@@ -217,21 +217,19 @@ class CheckpointManager:
 
     def best_step(self) -> int | None:
         """Return the step with the highest score, the later on ties, or `None` if not evaluated."""
-        scores = {}
+        ranked = []
         for step in self.steps():
             try:
-                scores[step] = self.info(step).get("score")
+                score = self.info(step).get("score")
             except (UserError, OSError):
                 # A training process may have removed this checkpoint in the meantime.
                 if files.exists(self._state(step)):
                     raise
-        scored = [step for step, score in scores.items() if score is not None]
-
-        def rank(step):
-            is_number = scores[step] == scores[step]  # NaN ranks below any other score.
-            return is_number, scores[step] if is_number else 0.0, step
-
-        return max(scored, key=rank, default=None)
+                continue
+            if score is not None:
+                is_number = score == score  # NaN ranks below any other score.
+                ranked.append((is_number, score if is_number else 0.0, step))
+        return max(ranked)[-1] if ranked else None
 
     def best_or_latest_step(self) -> int:
         """Return the best step, or the latest if none was evaluated; UserError without any."""
