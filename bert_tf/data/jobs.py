@@ -279,7 +279,6 @@ def _innermost(error):
 
 
 def _last_line(error):
-    """Return the last nonblank line of an error."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
     return lines[-1].strip()
 

@@ -318,7 +318,6 @@ class Run:
 
     @functools.cached_property
     def _event_file(self):
-        """The TensorBoard event file of this process."""
         import tensorflow as tf
 
         return tf.summary.create_file_writer(self.file("tensorboard"))

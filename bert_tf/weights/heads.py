@@ -30,17 +30,20 @@ ACTIVATIONS = ("identity", "sigmoid")  # Of a regressor's output.
 # Of a label that the source does not have: too small to be predicted, or to change a probability.
 NEVER = -1e4
 
+_ROWS = {
+    "max_seq_length": None,
+    "file_format": "rows",
+    "text_columns": ["text"],
+    "label_column": "label",
+    "unescape_html": False,
+    "truncation": "head",
+}
 # task.json of each task type that other libraries have, with the defaults of its fields; `None` is
 # replaced where it is not a default. The task types, which import this package, are tested against
 # it.
 TEMPLATES: dict[str, dict[str, Any]] = {
     "classification": {
-        "max_seq_length": None,
-        "file_format": "rows",
-        "text_columns": ["text"],
-        "label_column": "label",
-        "unescape_html": False,
-        "truncation": "head",
+        **_ROWS,
         "labels": None,
         "multi_label": False,
         "class_weights": [],
@@ -53,15 +56,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "temperature": None,
         "thresholds": None,
     },
-    "regression": {
-        "max_seq_length": None,
-        "file_format": "rows",
-        "text_columns": ["text"],
-        "label_column": "label",
-        "unescape_html": False,
-        "truncation": "head",
-        "activation": "identity",
-    },
+    "regression": {**_ROWS, "activation": "identity"},
     "tagging": {
         "max_seq_length": None,
         "labels": None,

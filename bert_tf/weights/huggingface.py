@@ -18,7 +18,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import tensor_files, tokenizer_files
-from bert_tf.weights.name_map import StoredModel
+from bert_tf.weights.name_map import KINDS, StoredModel
 
 # Position ids are a constant; task heads are initialized anew for the current task.
 IGNORED = r"embeddings\.position_ids|cls\..*|classifier\..*|qa_outputs\..*"
@@ -46,14 +46,6 @@ _LAYERS = {
     "nsp___cls": "cls.",
     "classifier": "classifier.",
     "qa_outputs": "qa_outputs.",
-}
-_KINDS = {
-    "weight": "weight",
-    "embeddings": "weight",
-    "kernel": "weight",
-    "gamma": "weight",
-    "bias": "bias",
-    "beta": "bias",
 }
 
 
@@ -153,13 +145,13 @@ def _converted(name, array, path):
     """Return the PyTorch name and the float32 array of a dataset."""
     parts = name.removesuffix(":0").split("/")
     begin = max((index for index, part in enumerate(parts) if part in _LAYERS), default=None)
-    if begin is None or parts[-1] not in _KINDS:
+    if begin is None or parts[-1] not in KINDS:
         raise UserError(
             f"{path}: unknown tensor {name:.200}; expected layers of a BERT model: "
             f"{', '.join(_LAYERS)}"
         )
     *owners, kind = parts[begin + 1 :]
-    theirs = _LAYERS[parts[begin]] + ".".join([*owners, _KINDS[kind]]).replace("layer_._", "layer.")
+    theirs = _LAYERS[parts[begin]] + ".".join([*owners, KINDS[kind]]).replace("layer_._", "layer.")
     array = np.asarray(array, np.float32)
     # Versions of about December 2020 have the attention heads as an axis: (H, N, D) or (N, D, H).
     if array.ndim == 3:

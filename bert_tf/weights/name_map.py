@@ -160,13 +160,10 @@ _HEADS = {
 }
 # Owners of the heads at Hugging Face whose names differ from Google's.
 _HUGGINGFACE_OWNERS = {"classifier": ["classifier"], "span_classifier": ["qa_outputs"]}
-_HUGGINGFACE = {
-    "kernel": ["weight"],
-    "bias": ["bias"],
-    "gamma": ["weight"],
-    "beta": ["bias"],
-    "output_weights": ["weight"],
-    "output_bias": ["bias"],
+# Kinds of weights in TensorFlow, and in PyTorch.
+KINDS = {
+    **dict.fromkeys(("kernel", "gamma", "output_weights", "embeddings", "weight"), "weight"),
+    **dict.fromkeys(("bias", "beta", "output_bias"), "bias"),
 }
 
 
@@ -218,7 +215,7 @@ def _huggingface(google, owners=None):
     """Derive the Hugging Face name of a weight from Google's, unless its owners differ."""
     *google_owners, kind = google.replace("layer_", "layer.").split("/")
     # A table is the weight of a layer with its name.
-    return ".".join([*(owners or google_owners), *_HUGGINGFACE.get(kind, [kind, "weight"])])
+    return ".".join([*(owners or google_owners), KINDS.get(kind, f"{kind}.weight")])
 
 
 def weight_shapes(

@@ -300,7 +300,6 @@ def _dense_activation(values, where):
 
 
 def _tensors(directory):
-    """Return the tensors of a Dense module."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (directory / name).is_file():
             return tensor_files.read(directory / name)

@@ -271,7 +271,6 @@ def _checked(tensors):
 
 
 def _values(data, storage):
-    """Return the values of a storage."""
     array = np.frombuffer(data, storage.dtype)
     if array.size != storage.size:
         raise ValueError(f"a storage of {array.size} values in place of {storage.size}")
@@ -279,7 +278,6 @@ def _values(data, storage):
 
 
 def _array(tensor, storages):
-    """Return the values of a tensor."""
     values = storages[tensor.storage.key]
     if not all(tensor.shape):
         return np.zeros(tensor.shape, np.float32)
