@@ -136,10 +136,7 @@ def tokenizer(config: BertConfig, vocabulary: Vocabulary) -> dict[str, Any]:
             {
                 "id": vocabulary[name],
                 "content": name,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
+                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
                 "special": True,
             }
             for name in sorted(SPECIALS, key=vocabulary.__getitem__)

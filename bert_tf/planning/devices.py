@@ -22,7 +22,6 @@ from bert_tf.system.processes import count_processors
 MAX_ROWS = 2048  # Products of more rows reach the same rate.
 ROUNDS, SECONDS = 20, 1.0  # At least. The first calls of a process are up to 30% slower.
 _READ_BYTES = 1 << 28
-_A100, _H100, _V100_FLOAT32, _V100_FLOAT16 = 0.36, 0.30, 0.80, 0.28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +45,6 @@ class Device:
     is_accelerator: bool = True
 
 
-def _accelerator(gigabytes, flops, efficiency, bandwidth, link):
-    return Device(gigabytes * 1e9, flops, efficiency, bandwidth, link)
-
-
 def _rates(float32, tf32, half):
     """Return rates or efficiencies by precision; `half` is that of bfloat16 and float16."""
     return {"float32": float32, "tf32": tf32, "bfloat16": half, "float16": half}
@@ -60,31 +55,18 @@ def _without_bfloat16(float32, float16):
     return {**_rates(float32, float32, float32), "float16": float16}
 
 
-DEVICES = {
-    "h100": _accelerator(
-        *(80, _rates(67e12, 494e12, 989e12), _rates(_V100_FLOAT32, 0.43, _H100)),
-        *(3.35e12, 450e9),
-    ),
-    "a100": _accelerator(
-        *(80, _rates(19.5e12, 156e12, 312e12), _rates(_V100_FLOAT32, 0.43, _A100)),
-        *(2.04e12, 300e9),
-    ),
-    "v100": _accelerator(
-        *(32, _without_bfloat16(15.7e12, 125e12), _without_bfloat16(_V100_FLOAT32, _V100_FLOAT16)),
-        *(0.9e12, 150e9),
-    ),
-    "t4": _accelerator(
-        *(16, _without_bfloat16(8.1e12, 65e12), _without_bfloat16(_V100_FLOAT32, _V100_FLOAT16)),
-        *(0.32e12, 16e9),
-    ),
+# Name, gigabytes, rates, efficiencies, bandwidth and link.
+_ACCELERATORS = (
+    ("h100", 80, _rates(67e12, 494e12, 989e12), _rates(0.80, 0.43, 0.30), 3.35e12, 450e9),
+    ("a100", 80, _rates(19.5e12, 156e12, 312e12), _rates(0.80, 0.43, 0.36), 2.04e12, 300e9),
+    ("v100", 32, _without_bfloat16(15.7e12, 125e12), _without_bfloat16(0.80, 0.28), 0.9e12, 150e9),
+    ("t4", 16, _without_bfloat16(8.1e12, 65e12), _without_bfloat16(0.80, 0.28), 0.32e12, 16e9),
     # float32 takes six passes of the bfloat16 units.
-    "tpu-v4": _accelerator(
-        32,
-        _rates(46e12, 275e12, 275e12),
-        _rates(_A100, _A100, _A100),
-        1.2e12,
-        300e9,
-    ),
+    ("tpu-v4", 32, _rates(46e12, 275e12, 275e12), _rates(0.36, 0.36, 0.36), 1.2e12, 300e9),
+)
+DEVICES = {
+    name: Device(gigabytes * 1e9, flops, efficiency, bandwidth, link)
+    for name, gigabytes, flops, efficiency, bandwidth, link in _ACCELERATORS
 }
 
 # Rates per core of a processor with AVX-512 and bfloat16, measured on two cores of an AMD EPYC.

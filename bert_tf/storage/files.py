@@ -18,12 +18,9 @@ import tempfile
 import uuid
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from bert_tf.errors import UserError
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 Stream = BinaryIO | io.RawIOBase  # Binary streams. Only remote ones are unbuffered.
 
@@ -366,24 +363,24 @@ def _remote(function, path, *arguments, **options):
             f"{path}: expected a local path, or one of the file systems of TensorFlow here "
             f"({', '.join(f'{scheme}://' for scheme in sorted(known))}); download the files first"
         )
-    try:
-        return getattr(tf.io.gfile, function)(path, *arguments, **options)
-    except tf.errors.OpError as error:
-        raise os_error(error, path) from None
+    return _called(path, getattr(tf.io.gfile, function), path, *arguments, **options)
 
 
-def os_error(error: "tf.errors.OpError", path: str | os.PathLike | None = None) -> OSError:
-    """Return the `OSError` that corresponds to an error of a TensorFlow file system."""
+def _called(path, function, *arguments, **options):
+    """Return the result of a call, raising `OSError` for errors of a TensorFlow file system."""
     import tensorflow as tf
 
-    number = {
-        tf.errors.NotFoundError: errno.ENOENT,
-        tf.errors.PermissionDeniedError: errno.EACCES,
-        tf.errors.ResourceExhaustedError: errno.ENOSPC,
-        tf.errors.OutOfRangeError: errno.EFBIG,
-    }.get(type(error), errno.EIO)
-    reason = (error.message or type(error).__name__).splitlines()[0].split(" [Op:")[0]
-    return OSError(number, reason, path and str(path))
+    try:
+        return function(*arguments, **options)
+    except tf.errors.OpError as error:
+        number = {
+            tf.errors.NotFoundError: errno.ENOENT,
+            tf.errors.PermissionDeniedError: errno.EACCES,
+            tf.errors.ResourceExhaustedError: errno.ENOSPC,
+            tf.errors.OutOfRangeError: errno.EFBIG,
+        }.get(type(error), errno.EIO)
+        reason = (error.message or type(error).__name__).splitlines()[0].split(" [Op:")[0]
+        raise OSError(number, reason, str(path)) from None
 
 
 class _RemoteFile(io.RawIOBase):
@@ -424,9 +421,4 @@ class _RemoteFile(io.RawIOBase):
         super().close()
 
     def _do(self, function, *arguments):
-        import tensorflow as tf
-
-        try:
-            return function(*arguments)
-        except tf.errors.OpError as error:
-            raise os_error(error, self._path) from None
+        return _called(self._path, function, *arguments)

@@ -108,9 +108,10 @@ def _locked(path, what):
             raise OSError(error.errno, error.strerror, str(what)) from None
         try:
             is_locked = _lock(descriptor, what)
-            if _is_at(descriptor, path):
-                _name(descriptor, _owner())
-                return descriptor, is_locked
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    _name(descriptor, _owner())
+                    return descriptor, is_locked
         except BaseException:
             os.close(descriptor)
             raise
@@ -145,13 +146,6 @@ def _lock(descriptor, what):
             f"{what}: in use by another process{owner}; wait for it, or stop it"
         ) from None
     except OSError:
-        return False
-
-
-def _is_at(descriptor, path):
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
         return False
 
 

@@ -96,9 +96,9 @@ def _norm(ours, google, keras):
     )
 
 
-# Each weight: ours, Google's and keras-nlp's name, and its shape. Letters of shapes: V entries, P
-# positions, S segments, H hidden size, F feed-forward size, C outputs of a classifier. Hugging
-# Face's names are derived from Google's.
+# Each weight: our, Google's and keras-nlp's name without the prefix of its part, and its shape.
+# Letters of shapes: V entries, P positions, S segments, H hidden size, F feed-forward size, C
+# outputs of a classifier. Hugging Face's names are derived from Google's.
 _OUTSIDE_LAYERS = (
     *(
         (f"embeddings/{name}", f"embeddings/{name}", f"{keras}/vars/0", shape)
@@ -112,16 +112,9 @@ _OUTSIDE_LAYERS = (
     *_dense("pooler", "pooler/dense", "dense", "HH"),
 )
 _IN_A_LAYER = (
-    *(
-        row
-        for name in ("query", "key", "value")
-        for row in _dense(
-            f"attention/{name}",
-            f"attention/self/{name}",
-            f"_self_attention_layer/{name}_dense",
-            "HH",
-        )
-    ),
+    *_dense("attention/query", "attention/self/query", "_self_attention_layer/query_dense", "HH"),
+    *_dense("attention/key", "attention/self/key", "_self_attention_layer/key_dense", "HH"),
+    *_dense("attention/value", "attention/self/value", "_self_attention_layer/value_dense", "HH"),
     *_dense(
         "attention/output", "attention/output/dense", "_self_attention_layer/output_dense", "HH"
     ),
@@ -130,36 +123,35 @@ _IN_A_LAYER = (
     *_dense("output", "output/dense", "_feedforward_output_dense", "FH"),
     *_norm("output_norm", "output/LayerNorm", "_feedforward_layer_norm"),
 )
+_CLASSIFIER = (
+    ("kernel", "output_weights", "dense/vars/0", "HC"),
+    ("bias", "output_bias", "dense/vars/1", "C"),
+)
 _HEADS = {
     "masked_lm": (
-        *_dense(
-            "masked_lm/transform",
-            "cls/predictions/transform/dense",
-            "masked_lm_head/_intermediate_dense",
-            "HH",
-        ),
-        *_norm(
-            "masked_lm/LayerNorm",
-            "cls/predictions/transform/LayerNorm",
-            "masked_lm_head/_intermediate_layer_norm",
-        ),
-        ("masked_lm/output_bias", "cls/predictions/output_bias", "masked_lm_head/vars/0", "V"),
+        *_dense("transform", "transform/dense", "_intermediate_dense", "HH"),
+        *_norm("LayerNorm", "transform/LayerNorm", "_intermediate_layer_norm"),
+        ("output_bias", "output_bias", "vars/0", "V"),
     ),
     "next_sentence": (
-        ("next_sentence/output_weights", "cls/seq_relationship/output_weights", None, "2H"),
-        ("next_sentence/output_bias", "cls/seq_relationship/output_bias", None, "2"),
+        ("output_weights", "output_weights", "", "2H"),
+        ("output_bias", "output_bias", "", "2"),
     ),
-    "classifier": (
-        ("classifier/kernel", "output_weights", "dense/vars/0", "HC"),
-        ("classifier/bias", "output_bias", "dense/vars/1", "C"),
-    ),
-    "span_classifier": (
-        ("classifier/kernel", "cls/squad/output_weights", None, "HC"),
-        ("classifier/bias", "cls/squad/output_bias", None, "C"),
-    ),
+    **dict.fromkeys(CLASSIFIERS, _CLASSIFIER),
 }
-# Owners of the heads at Hugging Face whose names differ from Google's.
-_HUGGINGFACE_OWNERS = {"classifier": ["classifier"], "span_classifier": ["qa_outputs"]}
+# Prefixes of the names of each part: ours, Google's, Hugging Face's and keras-nlp's.
+_PREFIXES = {
+    "bert": ("bert/", "bert/", "", "layers/"),
+    "masked_lm": (
+        "masked_lm/",
+        "cls/predictions/",
+        "cls.predictions.",
+        "task/layers/masked_lm_head/",
+    ),
+    "next_sentence": ("next_sentence/", "cls/seq_relationship/", "cls.seq_relationship.", None),
+    "classifier": ("classifier/", "", "classifier.", "task/layers/"),
+    "span_classifier": ("classifier/", "cls/squad/", "qa_outputs.", None),
+}
 # Kinds of weights in TensorFlow, and in PyTorch.
 KINDS = {
     **dict.fromkeys(("kernel", "gamma", "output_weights", "embeddings", "weight"), "weight"),
@@ -184,38 +176,31 @@ def table(config: BertConfig, part: str = "bert", units: int = 2) -> list[Names]
         "C": units,
         "2": 2,
     }
-    if part in _HEADS:
-        rows, prefix, keras_prefix = list(_HEADS[part]), "", "task/layers/"
-    else:
-        rows, prefix, keras_prefix = list(_OUTSIDE_LAYERS), "bert/", "layers/"
-        for number in range(config.num_hidden_layers):
-            block = f"transformer_encoder_{number}" if number else "transformer_encoder"
-            rows += [
-                (
-                    f"layer_{number}/{ours}",
-                    f"encoder/layer_{number}/{google}",
-                    f"{block}/{keras}",
-                    of,
-                )
-                for ours, google, keras, of in _IN_A_LAYER
-            ]
+    rows = list(_HEADS.get(part, _OUTSIDE_LAYERS))
+    for number in range(config.num_hidden_layers if part == "bert" else 0):
+        block = f"transformer_encoder_{number}" if number else "transformer_encoder"
+        rows += [
+            (f"layer_{number}/{ours}", f"encoder/layer_{number}/{google}", f"{block}/{keras}", of)
+            for ours, google, keras, of in _IN_A_LAYER
+        ]
+    of_ours, of_google, of_huggingface, of_keras = _PREFIXES[part]
     return [
         Names(
-            prefix + ours,
-            prefix + google,
-            _huggingface(google, _HUGGINGFACE_OWNERS.get(part)),
-            keras and keras_prefix + keras,
+            of_ours + ours,
+            of_google + google,
+            of_huggingface + _huggingface(google),
+            None if of_keras is None else of_keras + keras,
             tuple(sizes[letter] for letter in shape),
         )
         for ours, google, keras, shape in rows
     ]
 
 
-def _huggingface(google, owners=None):
-    """Derive the Hugging Face name of a weight from Google's, unless its owners differ."""
-    *google_owners, kind = google.replace("layer_", "layer.").split("/")
+def _huggingface(google):
+    """Derive the Hugging Face name of a weight from Google's."""
+    *owners, kind = google.replace("layer_", "layer.").split("/")
     # A table is the weight of a layer with its name.
-    return ".".join([*(owners or google_owners), KINDS.get(kind, f"{kind}.weight")])
+    return ".".join([*owners, KINDS.get(kind, f"{kind}.weight")])
 
 
 def weight_shapes(
