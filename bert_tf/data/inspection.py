@@ -262,7 +262,7 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
         for name, path, of_shard in zip(names, paths, totals, strict=True)
     ]
     manifest = Manifest.describe(directory, vocabulary, max_seq_length, max_predictions, entries)
-    manifest.save_vocabulary(vocabulary)
+    vocabulary.save(manifest.path(VOCABULARY_NAME))
     manifest.save_values()
     return manifest
 

@@ -129,7 +129,7 @@ class Manifest(ShardManifest):
         if self._vocabulary and (
             not self.is_complete or VOCABULARY_NAME not in files.listdir(self.directory)
         ):
-            self.save_vocabulary(self._vocabulary)
+            self._vocabulary.save(self.path(VOCABULARY_NAME))
 
     @property
     def shard_names(self) -> list[str]:
@@ -156,10 +156,6 @@ class Manifest(ShardManifest):
     def vocabulary_sha256(self) -> str:
         """SHA-256 of the vocabulary."""
         return self._values["vocabulary"]["sha256"]
-
-    def save_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Write vocab.txt atomically."""
-        vocabulary.save(self.path(VOCABULARY_NAME))
 
     def vocabulary(self) -> Vocabulary:
         """Read the vocab.txt in the directory; raises UserError if it is not that of the shards."""
@@ -211,9 +207,8 @@ class Manifest(ShardManifest):
     @property
     def sha256(self) -> str:
         """SHA-256 of the shards' content: equal for equal shards, however they were written."""
-        return hashlib.sha256(
-            "".join(entry["sha256"] for entry in self.shards).encode()
-        ).hexdigest()
+        digests = "".join(entry["sha256"] for entry in self.shards)
+        return hashlib.sha256(digests.encode()).hexdigest()
 
     def check_same_plan(self, planned: Self) -> None:
         """Check settings, vocabulary, tokenizer and text; see `ShardManifest.check_same_plan`."""

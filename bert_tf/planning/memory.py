@@ -8,6 +8,7 @@ Shape suffixes in comments: T tokens, H hidden size, F feed-forward size, N head
 length, R masked positions, V vocabulary size.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Callable
 
@@ -182,13 +183,7 @@ def largest_batch(
     `sizes` are those of a step with any number of examples.
     """
 
-    def fits(examples):
-        return memory_of(dataclasses.replace(sizes, examples=examples))["peak"] <= memory_bytes
+    def peak(examples):
+        return memory_of(dataclasses.replace(sizes, examples=examples))["peak"]
 
-    few, many = 0, 1
-    while fits(many):
-        few, many = many, 2 * many
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if fits(middle) else (few, middle)
-    return few
+    return bisect.bisect(range(1, 1 << 40), memory_bytes, key=peak)

@@ -338,11 +338,8 @@ def stamp(path: str | os.PathLike) -> tuple[int, int]:
 
 def sha256(path: str | os.PathLike) -> str:
     """Return the SHA-256 of a file's content as 64 hexadecimal digits."""
-    digest = hashlib.sha256()
     with open_file(path) as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def is_remote(path: str | os.PathLike) -> bool:
