@@ -159,11 +159,8 @@ class PretrainingDataset:
                 f"{directory}: max_seq_length={self.max_seq_length} exceeds "
                 f"max_position_embeddings={config.max_position_embeddings} of the configuration"
             )
-        self._mask = None
-        num_predictions = settings["max_predictions_per_seq"]
-        if settings["masking"] == "dynamic":
-            self._mask = masking.mask_generator(vocabulary, settings)
-            num_predictions = 0  # The records contain no masks.
+        is_dynamic = settings["masking"] == "dynamic"  # The records contain no masks.
+        self._mask = masking.mask_generator(vocabulary, settings) if is_dynamic else None
         self._paths = [self.manifest.path(entry["file"]) for entry in self.manifest.shards]
         self._counts = np.array([entry["records"] for entry in self.manifest.shards], np.int64)
         self._piece_records = max(1, BLOCK_EXAMPLES // PIECES_PER_BLOCK)
@@ -171,7 +168,7 @@ class PretrainingDataset:
         self._offsets: dict[int, np.ndarray] = {}  # Of the pieces of large shards, once used.
         # Masking keys use the index of an example among all shards.
         self._first_of_shard = np.cumsum(self._counts) - self._counts
-        self._parse = tf_examples.parser(self.max_seq_length, num_predictions)
+        self._parse = tf_examples.parser_of(settings)
 
     def __len__(self) -> int:
         return self.manifest.num_examples

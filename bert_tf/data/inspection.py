@@ -153,7 +153,7 @@ def inspect(
     paths = [manifest.path(entry["file"]) for entry in manifest.shards]
     counts = [0] * len(paths)
     with Progress(log, "shards", len(paths)) as progress:
-        for shard, examples in read_shards(paths, manifest_parser(manifest)):
+        for shard, examples in read_shards(paths, tf_examples.parser_of(manifest.settings)):
             statistics.add(examples)
             counts[shard] += len(examples["input_ids"])
             progress.update(shard)
@@ -163,21 +163,12 @@ def inspect(
     return statistics
 
 
-def manifest_parser(manifest: Manifest) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-    """Return the `tf_examples.parser` for the shards of a manifest."""
-    settings = manifest.settings
-    is_masked = settings["masking"] == "static"
-    return tf_examples.parser(
-        settings["max_seq_length"], settings["max_predictions_per_seq"] if is_masked else 0
-    )
-
-
 def first_examples(manifest: Manifest, count: int) -> Iterator[dict[str, np.ndarray]]:
     """Yield the first `count` examples, as arrays by feature name."""
     paths = [manifest.path(entry["file"]) for entry in manifest.shards]
     rows = (
         {name: values[row] for name, values in examples.items()}
-        for _, examples in read_shards(paths, manifest_parser(manifest))
+        for _, examples in read_shards(paths, tf_examples.parser_of(manifest.settings))
         for row in range(len(examples["input_ids"]))
     )
     return itertools.islice(rows, count)

@@ -7,6 +7,7 @@ Shape suffixes: N examples, L sequence length, P maximum predictions per sequenc
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -37,6 +38,12 @@ def parser(
             features[name] = tf.io.FixedLenFeature([max_predictions_per_seq], dtype)
     features[LABELS] = tf.io.FixedLenFeature([1], tf.int64)
     return lambda records: tf.io.parse_example(records, features)
+
+
+def parser_of(settings: Mapping[str, Any]) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    """Return the `parser` for the shards of a manifest with these settings."""
+    is_masked = settings["masking"] == "static"
+    return parser(settings["max_seq_length"], settings["max_predictions_per_seq"] * is_masked)
 
 
 def limits(vocab_size: int, max_seq_length: int) -> dict[str, int]:
