@@ -18,7 +18,8 @@ import numpy as np
 from bert_tf.system import command
 
 command.import_tensorflow()  # Without its start-up messages.
-from bert_tf.data.inspection import manifest_parser, read_shard  # noqa: E402
+from bert_tf.data import tf_examples  # noqa: E402
+from bert_tf.data.inspection import read_shards  # noqa: E402
 from bert_tf.data.manifest import Manifest  # noqa: E402
 
 VOCAB_SIZE, MAX_SEQ_LENGTH, NUM_STEPS = 2000, 32, 1500
@@ -46,11 +47,11 @@ def token_counts(shards):
     """Return the counts of each id as a token and as a masked token, over all examples."""
     manifest = Manifest.load(shards)
     tokens, answers = (np.zeros(VOCAB_SIZE, np.int64) for _ in range(2))
-    for entry in manifest.shards:
-        for examples in read_shard(manifest.path(entry["file"]), manifest_parser(manifest)):
-            tokens += np.bincount(examples["input_ids"].ravel(), minlength=VOCAB_SIZE)
-            found = examples["masked_lm_ids"][examples["masked_lm_weights"] > 0]
-            answers += np.bincount(found, minlength=VOCAB_SIZE)
+    paths = [manifest.path(entry["file"]) for entry in manifest.shards]
+    for _, examples in read_shards(paths, tf_examples.parser_of(manifest.settings)):
+        tokens += np.bincount(examples["input_ids"].ravel(), minlength=VOCAB_SIZE)
+        found = examples["masked_lm_ids"][examples["masked_lm_weights"] > 0]
+        answers += np.bincount(found, minlength=VOCAB_SIZE)
     return tokens, answers
 
 

@@ -6,7 +6,7 @@ import pathlib
 import random
 
 from bert_tf import BertConfig, Vocabulary
-from bert_tf.data import documents, tf_examples, writing
+from bert_tf.data import documents, writing
 from bert_tf.data.manifest import Manifest
 from bert_tf.data.settings import WriteShardsSettings
 from bert_tf.data.sharded_output import save_entry, shard_names
@@ -64,11 +64,6 @@ def run_here(settings, open_writer, directory, num_tasks):
             on_entry(write(*task))
 
     yield make
-
-
-def pad_examples(examples):
-    """Return examples in the padded layout, as in the shards, with labels of shape `(B,)`."""
-    return {**examples, tf_examples.LABELS: examples[tf_examples.LABELS][:, 0]}
 
 
 def contents(directory):

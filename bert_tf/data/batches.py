@@ -395,6 +395,15 @@ def _require(condition, message):
     return tf.debugging.Assert(condition, [tf.strings.join(["<<", *message, ">>"])], summarize=1)
 
 
+def pad_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Return examples in the padded layout, as in the shards, with labels of shape `(B,)`.
+
+    Args:
+        examples: Tensors `(B, L)`, `(B, P)` and `(B, 1)` by feature name.
+    """
+    return {**examples, tf_examples.LABELS: examples[tf_examples.LABELS][:, 0]}
+
+
 def flatten_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Return examples in the flat layout, without padding between sequences.
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 from bert_tf import UserError, Vocabulary
 from bert_tf.data import batches as module
 from bert_tf.data import inspection, tf_examples
-from bert_tf.data.batches import PretrainingDataset, bad_record, flatten_examples
+from bert_tf.data.batches import PretrainingDataset, bad_record, flatten_examples, pad_examples
 from bert_tf.data.manifest import Manifest
-from tests.corpus import ENTRIES, config_of, pad_examples, write_shards
+from tests.corpus import ENTRIES, config_of, write_shards
 
 LENGTH, PREDICTIONS = 32, 5
 

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from bert_tf import UserError, Vocabulary
 from bert_tf.config import MODEL_SIZES
-from bert_tf.data.batches import PretrainingDataset
+from bert_tf.data.batches import PretrainingDataset, pad_examples
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
-from tests.corpus import config_of, pad_examples, write_shards
+from tests.corpus import config_of, write_shards
 
 # Operations whose output shape depends on values.
 DYNAMIC = {"Where", "Unique", "UniqueV2", "UniqueWithCountsV2", "ListDiff", "DynamicPartition"}

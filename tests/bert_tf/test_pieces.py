@@ -13,11 +13,12 @@ from bert_tf.data import batches as module
 from bert_tf.data.batches import (
     PretrainingDataset,
     bad_record,
+    pad_examples,
     record_offsets,
     split_shards,
 )
 from tests.bert_tf.test_batches import as_bytes, data_of, last_record_begins, rows
-from tests.corpus import pad_examples, write_shards
+from tests.corpus import write_shards
 
 
 @pytest.fixture(scope="module")

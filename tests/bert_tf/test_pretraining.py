@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW, WarmupLinearDecay
-from bert_tf.data.batches import flatten_examples
+from bert_tf.data.batches import flatten_examples, pad_examples
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.runs.checkpoints import assign, model_variables
 from bert_tf.train.losses import WeightedMean
@@ -17,7 +17,6 @@ from bert_tf.train.step import TrainStep
 from bert_tf.weights import name_map
 from tests import reference, small
 from tests.bert_tf.test_training import assert_weights_equal, tiny_config, train
-from tests.corpus import pad_examples
 
 LENGTHS = (8, 5, 3)
 

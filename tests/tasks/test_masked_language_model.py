@@ -11,7 +11,7 @@ import pytest
 import tasks
 from bert_tf import UserError, read_pretrained
 from bert_tf.config import BertConfig
-from bert_tf.data.batches import DataPosition, PretrainingDataset
+from bert_tf.data.batches import DataPosition, PretrainingDataset, pad_examples
 from bert_tf.pretraining.model import to_batch
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
@@ -20,7 +20,6 @@ from tasks.base.task_types import TASK_TYPES
 from tasks.model import task_model
 from tests import corpus, small
 from tests.conftest import ROOT
-from tests.corpus import pad_examples
 from tests.pretraining import make_config
 
 TEXTS = ["the [MASK] is high", "my app", "[MASK] [MASK]"]
