@@ -12,7 +12,7 @@ import pickletools
 import struct
 import zipfile
 from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -89,87 +89,81 @@ _GLOBALS: dict[str, Callable[..., Any] | np.dtype] = {
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 
 
-class _Interpreter:
-    """Interpreter of the pickles in a file, and the storages that they refer to, by key."""
+def _unpickle(stream, storages):
+    """Return the value of the pickle at the position of a stream.
 
-    def __init__(self) -> None:
-        self.storages: dict[str, _Storage] = {}
+    The storages that it refers to are added by key. Raise ValueError, LookupError or TypeError if
+    anything in it is malformed or not allowed.
+    """
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[Any, Any] = {}
 
-    def run(self, stream: BinaryIO) -> Any:
-        """Return the value of the pickle at the position of a stream.
+    def since_mark():
+        begin = marks.pop()
+        items = stack[begin:]
+        del stack[begin:]
+        return items
 
-        Raise ValueError, LookupError or TypeError if anything in it is malformed or not allowed.
-        """
-        stack: list[Any] = []
-        marks: list[int] = []
-        memo: dict[Any, Any] = {}
+    for operation, argument, _ in pickletools.genops(stream):
+        name = operation.name
+        if name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name in ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"):
+            stack.append(argument)
+        elif name in ("EMPTY_DICT", "EMPTY_LIST"):
+            stack.append({} if name == "EMPTY_DICT" else [])
+        elif name == "MARK":
+            marks.append(len(stack))
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[argument])
+        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            items = [stack.pop() for _ in range(int(name[-1]))]
+            stack.append(tuple(reversed(items)))
+        elif name == "TUPLE":
+            stack.append(tuple(since_mark()))
+        elif name in ("APPEND", "APPENDS"):
+            items = [stack.pop()] if name == "APPEND" else since_mark()
+            _top(stack, list).extend(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            items = _last_two(stack) if name == "SETITEM" else since_mark()
+            _put(_top(stack, dict), zip(items[::2], items[1::2], strict=True))
+        elif name == "GLOBAL":
+            if argument not in _GLOBALS:
+                raise ValueError(f"the name {argument!r:.80}, which is not allowed")
+            stack.append(_GLOBALS[argument])
+        elif name == "REDUCE":
+            called, arguments = _last_two(stack)
+            if not callable(called):  # Only functions of `_GLOBALS` are.
+                raise ValueError("a call of a value that is no allowed function")
+            stack.append(called(*arguments))
+        elif name == "BUILD":
+            # Attributes, such as the versions of modules in a state dict, are not needed.
+            stack.pop()
+            _top(stack, collections.OrderedDict)
+        elif name == "BINPERSID":
+            stack.append(_storage(stack.pop(), storages))
+        elif name == "STOP":
+            break
+        elif name != "PROTO":
+            raise ValueError(f"the operation {name}, which is not allowed")
+    return stack.pop()
 
-        def since_mark():
-            begin = marks.pop()
-            items = stack[begin:]
-            del stack[begin:]
-            return items
 
-        for operation, argument, _ in pickletools.genops(stream):
-            name = operation.name
-            if name in _CONSTANTS:
-                stack.append(_CONSTANTS[name])
-            elif name in ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"):
-                stack.append(argument)
-            elif name == "EMPTY_DICT":
-                stack.append({})
-            elif name == "EMPTY_LIST":
-                stack.append([])
-            elif name == "MARK":
-                marks.append(len(stack))
-            elif name in ("BINPUT", "LONG_BINPUT"):
-                memo[argument] = stack[-1]
-            elif name in ("BINGET", "LONG_BINGET"):
-                stack.append(memo[argument])
-            elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-                items = [stack.pop() for _ in range(int(name[-1]))]
-                stack.append(tuple(reversed(items)))
-            elif name == "TUPLE":
-                stack.append(tuple(since_mark()))
-            elif name in ("APPEND", "APPENDS"):
-                items = [stack.pop()] if name == "APPEND" else since_mark()
-                _top(stack, list).extend(items)
-            elif name in ("SETITEM", "SETITEMS"):
-                items = _last_two(stack) if name == "SETITEM" else since_mark()
-                _put(_top(stack, dict), zip(items[::2], items[1::2], strict=True))
-            elif name == "GLOBAL":
-                if argument not in _GLOBALS:
-                    raise ValueError(f"the name {argument!r:.80}, which is not allowed")
-                stack.append(_GLOBALS[argument])
-            elif name == "REDUCE":
-                called, arguments = _last_two(stack)
-                if not callable(called):  # Only functions of `_GLOBALS` are.
-                    raise ValueError("a call of a value that is no allowed function")
-                stack.append(called(*arguments))
-            elif name == "BUILD":
-                # Attributes, such as the versions of modules in a state dict, are not needed.
-                stack.pop()
-                _top(stack, collections.OrderedDict)
-            elif name == "BINPERSID":
-                stack.append(self._storage(stack.pop()))
-            elif name == "STOP":
-                break
-            elif name != "PROTO":
-                raise ValueError(f"the operation {name}, which is not allowed")
-        return stack.pop()
-
-    def _storage(self, reference):
-        """Return the storage that a persistent id refers to."""
-        kind, dtype, key, _, size, *view = reference
-        if kind != "storage" or not isinstance(dtype, np.dtype):
-            raise ValueError("a reference to something else than a storage")
-        if type(key) is not str or view not in ([], [None]):
-            raise ValueError("a view of a storage, which is not supported")
-        _check_sizes([size])
-        storage = _Storage(key, dtype, size)
-        if self.storages.setdefault(key, storage) != storage:
-            raise ValueError(f"two storages with the key {key!r:.40}")
-        return storage
+def _storage(reference, storages):
+    """Return the storage that a persistent id refers to, and add it to those by key."""
+    kind, dtype, key, _, size, *view = reference
+    if kind != "storage" or not isinstance(dtype, np.dtype):
+        raise ValueError("a reference to something else than a storage")
+    if type(key) is not str or view not in ([], [None]):
+        raise ValueError("a view of a storage, which is not supported")
+    _check_sizes([size])
+    storage = _Storage(key, dtype, size)
+    if storages.setdefault(key, storage) != storage:
+        raise ValueError(f"two storages with the key {key!r:.40}")
+    return storage
 
 
 def _last_two(stack):
@@ -227,11 +221,11 @@ def _read_zip(stream, file_size):
             raise ValueError("values in big-endian order")
         if archive.getinfo(pickles[0]).file_size > MAX_PICKLE_BYTES:
             raise ValueError(f"a pickle of more than {MAX_PICKLE_BYTES} bytes")
-        interpreter = _Interpreter()
-        tensors = _checked(interpreter.run(io.BytesIO(archive.read(pickles[0]))))
+        storages: dict[str, _Storage] = {}
+        tensors = _checked(_unpickle(io.BytesIO(archive.read(pickles[0])), storages))
         return tensors, {
             key: _values(archive.read(f"{root}data/{key}"), storage)
-            for key, storage in interpreter.storages.items()
+            for key, storage in storages.items()
         }
 
 
@@ -239,26 +233,26 @@ def _read_old(stream, file_size):
     """Return `_Tensor`s by name, and the arrays of the storages by key."""
     # A stream in memory, because a false length in a pickle then allocates nothing.
     head = io.BytesIO(stream.read(min(file_size, MAX_PICKLE_BYTES)))
-    interpreter = _Interpreter()
-    if interpreter.run(head) != _MAGIC or interpreter.run(head) != _PROTOCOL:
+    storages: dict[str, _Storage] = {}
+    if _unpickle(head, storages) != _MAGIC or _unpickle(head, storages) != _PROTOCOL:
         raise ValueError("neither of the two formats")
-    system = interpreter.run(head)
+    system = _unpickle(head, storages)
     if type(system) is not dict or system.get("little_endian") is not True:
         raise ValueError("values in big-endian order")
-    tensors = _checked(interpreter.run(head))
-    keys = interpreter.run(head)
-    if not all(type(key) is str for key in keys) or sorted(keys) != sorted(interpreter.storages):
+    tensors = _checked(_unpickle(head, storages))
+    keys = _unpickle(head, storages)
+    if not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages):
         raise ValueError("storages that do not belong to the tensors")
     stream.seek(head.tell())
-    storages = {}
+    arrays = {}
     for key in keys:
-        storage = interpreter.storages[key]
+        storage = storages[key]
         num_bytes = storage.size * storage.dtype.itemsize
         (size,) = _COUNT.unpack(stream.read(_COUNT.size))
         if size != storage.size or num_bytes > file_size - stream.tell():
             raise ValueError(f"the storage {key!r:.40} is truncated")
-        storages[key] = _values(stream.read(num_bytes), storage)
-    return tensors, storages
+        arrays[key] = _values(stream.read(num_bytes), storage)
+    return tensors, arrays
 
 
 def _checked(tensors):
