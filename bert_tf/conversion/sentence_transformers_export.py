@@ -34,11 +34,7 @@ _IMPLIED = {"layers": "last", "truncation": "head"}
 
 
 def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Write an embedder or a cross-encoder.
-
-    Args:
-        model: The model.
-        directory: Empty directory.
+    """Write an embedder or a cross-encoder to an empty directory.
 
     Returns:
         Tensors of encoder and head by name, as read back, and descriptions of what the format does

@@ -125,10 +125,7 @@ def record_offsets(path: str | os.PathLike, every: int) -> tuple[int, np.ndarray
 class PretrainingDataset:
     """Batches of a directory of shards for training and evaluation.
 
-    Args:
-        directory: The directory, as written by `write_shards`.
-        vocabulary: The vocabulary of the model, which has to be that of the shards.
-        config: The configuration of the model.
+    The vocabulary of the model has to be that of the shards.
 
     Raises:
         UserError: If the shards are incomplete or do not match the vocabulary or the configuration.
@@ -396,19 +393,12 @@ def _require(condition, message):
 
 
 def pad_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Return examples in the padded layout, as in the shards, with labels of shape `(B,)`.
-
-    Args:
-        examples: Tensors `(B, L)`, `(B, P)` and `(B, 1)` by feature name.
-    """
+    """Return `examples` as of `pack_examples` in the padded layout, with labels `(B,)`."""
     return {**examples, tf_examples.LABELS: examples[tf_examples.LABELS][:, 0]}
 
 
 def flatten_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Return examples in the flat layout, without padding between sequences.
-
-    Args:
-        examples: Tensors `(B, L)`, `(B, P)` and `(B, 1)` by feature name.
+    """Return `examples` as of `pack_examples` in the flat layout, without padding between them.
 
     Returns:
         Dict with int32 input_ids and segment_ids `(T,)`, row_splits `(B + 1,)`,

@@ -256,12 +256,8 @@ def index(
     They are ordered by hash, path and offset. The hash has 128 bits, so that documents with equal
     hashes can be assumed to have equal content.
 
-    Args:
-        paths: Sorted files.
-        input_format: See `spans`.
-        text_field: Key of the text in "jsonl".
-        spill_dir: Directory for copies of files that are not read as they are, such as gzip files.
-            They are read by seek later.
+    `paths` are sorted. `spill_dir` is for copies of files that are not read as they are, such as
+    gzip files: they are read by seek later. The format is as in `spans`.
 
     Raises:
         UserError: If there is no document, or a file cannot be used.

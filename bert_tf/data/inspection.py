@@ -24,11 +24,7 @@ _FEATURE = re.compile(r"\b(?:Key|Feature): (\w+)")
 
 
 class ShardStatistics:
-    """Statistics of examples. Lengths are in tokens, with [CLS] and [SEP], without padding.
-
-    Args:
-        mask_id: The id of [MASK].
-    """
+    """Statistics of examples. Lengths are in tokens, with [CLS] and [SEP], without padding."""
 
     def __init__(self, mask_id: int) -> None:
         self.mask_id = mask_id

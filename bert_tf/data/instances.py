@@ -52,11 +52,8 @@ def tokenize_documents(
 ) -> TokenizedDocuments:
     """Read and tokenize documents.
 
-    Args:
-        spans: Path, offset and length in bytes of each document.
-        input_format: See `documents.spans`.
-        text_field: Key of the text in "jsonl".
-        tokenizer: The tokenizer.
+    `spans` are path, offset and length in bytes of each document. The format is as in
+    `documents.spans`.
 
     Raises:
         UserError: If a file was changed after it was indexed.
@@ -155,16 +152,11 @@ def make_instances(
     seed: int,
     same_document_next: bool = False,
 ) -> Instances:
-    """Build the instances of documents, in random order.
+    """Build the instances of the documents of a shard, in random order.
 
-    Args:
-        documents: The documents of a shard.
-        max_seq_length: Maximum tokens per example, with [CLS] and two [SEP].
-        short_seq_prob: Fraction of documents whose instances get a random shorter length.
-        dupe_factor: Passes over the documents, each with other instances.
-        seed: Random seed.
-        same_document_next: Whether a random next segment may come from the same document if ten
-            draws found no other, as in google-research/bert. By default it never does.
+    The settings are those of write_shards. With `same_document_next`, a random next segment may
+    come from the same document if ten draws found no other, as in google-research/bert. By default
+    it never does.
 
     Raises:
         UserError: If there are too few documents.

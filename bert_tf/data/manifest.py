@@ -61,12 +61,8 @@ class Manifest(ShardManifest):
     ) -> Self:
         """Build the manifest before any shard is written: all that determines their content.
 
-        Args:
-            directory: The directory of the shards.
-            settings: The settings of write_shards.
-            vocabulary: The vocabulary.
-            tokenizer: Tokenizer settings and the SHA-256 of its Unicode tables.
-            corpus: Number of documents and their SHA-256.
+        `tokenizer` are its settings and the SHA-256 of its Unicode tables, `corpus` the number of
+        documents and their SHA-256.
         """
         return cls(
             directory,

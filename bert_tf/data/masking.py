@@ -26,13 +26,9 @@ _UNUSED = re.compile(r"\[unused\d+\]")
 class MaskGenerator:
     """Select tokens to predict; replace 80% by [MASK] and 10% by random tokens, keep 10%.
 
-    Args:
-        vocabulary: The vocabulary.
-        masked_lm_prob: Fraction of tokens to predict.
-        max_predictions_per_seq: P, the maximum number of predictions per sequence.
-        whole_word_mask: Whether to select all pieces of a word or none.
-        replace_with_any: Whether random tokens may be special tokens and [unused] entries, as in
-            google-research/bert.
+    The arguments are settings of write_shards, P is `max_predictions_per_seq`. With
+    `replace_with_any`, random tokens may be special tokens and [unused] entries, as in
+    google-research/bert.
 
     Raises:
         UserError: If the vocabulary has no entry for random replacements.

@@ -32,12 +32,7 @@ OpenShardWriter = Callable[[], WriteShard]
 
 
 class ShardManifest(abc.ABC):
-    """Manifest of a directory of shards: what determines them, and the entries of complete ones.
-
-    Args:
-        directory: The directory.
-        values: Content of manifest.json.
-    """
+    """Manifest of a directory of shards: what determines them, and the entries of complete ones."""
 
     CONTENT: ClassVar[str]  # What the shards are made from, such as "rows", for messages.
     UNIT: ClassVar[str] = "shards"  # Of progress; "shards", or a key of the entries.
@@ -200,15 +195,9 @@ class ShardManifest(abc.ABC):
     ) -> bool:
         """Write the shards that are missing in the directory, and the complete manifest.
 
-        The caller holds the lock of the directory.
-
-        Args:
-            open_writer: What each worker calls once.
-            spans_of: Function from the number of a shard to what it is made from.
-            stamps: `files.stamp` of each input file by path, from before its content was planned.
-                Workers read the files again, so they must not change until the end.
-            settings: Where the workers run.
-            log: Receives lines of progress.
+        The caller holds the lock of the directory. `spans_of` returns what the shard of a number is
+        made from. `stamps` are `files.stamp` of each input file by path, from before its content
+        was planned: workers read the files again, so they must not change until the end.
 
         Returns:
             Whether shards were missing.

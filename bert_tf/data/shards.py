@@ -25,13 +25,7 @@ BATCH_TOKENS = 1 << 18  # Tokens, with padding, that are masked and serialized a
 
 
 class ShardWriter:
-    """Writer of any shard of a corpus.
-
-    Args:
-        settings: The settings of write_shards.
-        vocabulary: The vocabulary.
-        tokenizer: Keyword arguments of the `Tokenizer`.
-    """
+    """Writer of any shard of a corpus; `tokenizer` are keyword arguments of the `Tokenizer`."""
 
     def __init__(
         self, settings: WriteShardsSettings, vocabulary: Vocabulary, tokenizer: dict[str, Any]

@@ -23,9 +23,7 @@ def parser(
 ) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
     """Return a function that parses serialized examples.
 
-    Args:
-        max_seq_length: L.
-        max_predictions_per_seq: P, or 0 if the records contain no masks.
+    `max_predictions_per_seq` is 0 if the records contain no masks.
 
     Returns:
         Function from a string tensor `(N,)` to int64 and float32 tensors `(N, L)`, `(N, P)` and

@@ -40,14 +40,8 @@ def learn(
 ) -> Vocabulary:
     """Learn a vocabulary of exactly `vocab_size` entries from UTF-8 files, plain or gzip.
 
-    Args:
-        paths: The files.
-        input_format: See `documents.spans`.
-        text_field: Key of the text in "jsonl".
-        vocab_size: Exact number of entries.
-        do_lower_case: Whether text is lower-cased.
-        strip_accents: Whether accents are removed; `None` means as `do_lower_case`.
-        log: Receives lines of progress.
+    The format is as in `documents.spans`. If `strip_accents` is `None`, accents are removed if text
+    is lower-cased.
 
     Raises:
         UserError: If there is no text, or too little for `vocab_size` entries.

@@ -317,12 +317,7 @@ def estimate_serving(
 ) -> ServingEstimate:
     """Estimate a request: the weights are read from memory once, then each text is computed.
 
-    Args:
-        config: Model.
-        length: Tokens per text, with [CLS] and [SEP].
-        texts: Texts per request.
-        device: The device.
-        precision: "float32", "tf32", "bfloat16" or "int8".
+    `length` are tokens per text, with [CLS] and [SEP].
     """
     sizes = StepSizes(config, texts, length, 0, precision)
     reading = served_bytes(config, precision, layers_only=True) / device.bandwidth

@@ -139,12 +139,9 @@ def inference_memory(
 ) -> dict[str, int]:
     """Return the bytes of a model that only predicts, by component; "peak" is their sum.
 
-    Args:
-        config: Model.
-        tokens: Tokens of a request, or of its largest chunk.
-        pairs: Sum over its sequences of the square of the longest length, for attention.
-        precision: "float32", "tf32", "bfloat16" or "int8".
-        is_packed: Whether products have a packed copy of the weights.
+    `tokens` are those of a request, or of its largest chunk, and `pairs` the sum over its sequences
+    of the square of the longest length, for attention. If `is_packed`, products have a packed copy
+    of the weights.
     """
     # A layer's input, its queries, keys, values and context, and the feed-forward activations.
     width = 2 if precision in _HALF else _FLOAT32

@@ -19,12 +19,9 @@ _TERMS = {**{f"{name}_loss": (name, loss) for name, loss in LOSSES.items()}, **M
 class PretrainingEvaluator:
     """Sum losses and correct predictions over held-out examples and all replicas.
 
-    Args:
-        model: Model to evaluate.
-        strategy: Distribution strategy.
-        data: Held-out shards; each example is counted once.
-        is_compiled: Compiles the evaluation with XLA, on packed batches instead of flat ones.
-        num_batches: Number of batches of 64 examples, taken from the start. Defaults to all.
+    Each example is counted once. If `is_compiled`, XLA compiles the evaluation, on packed batches
+    instead of flat ones. `num_batches` batches of 64 examples are taken from the start, by default
+    all.
     """
 
     def __init__(

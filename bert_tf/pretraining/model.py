@@ -28,10 +28,6 @@ class MaskedLmHead(keras.layers.Layer):
 
     The output projection is the transposed token embedding table of the encoder, which receives
     gradients from it too. The output bias belongs to this head.
-
-    Args:
-        config: `BertConfig`.
-        **kwargs: `keras.layers.Layer` arguments.
     """
 
     def __init__(self, config: BertConfig, **kwargs: Any) -> None:
@@ -72,12 +68,7 @@ class MaskedLmHead(keras.layers.Layer):
 
 
 class NextSentenceHead(keras.layers.Layer):
-    """Next sentence head: logits of "B follows A" (0) and "B is random" (1).
-
-    Args:
-        config: `BertConfig`.
-        **kwargs: `keras.layers.Layer` arguments.
-    """
+    """Next sentence head: logits of "B follows A" (0) and "B is random" (1)."""
 
     def __init__(self, config: BertConfig, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -179,9 +170,6 @@ class PretrainingModel(keras.Model):
 
 def to_batch(examples: Mapping[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], ...]:
     """Split the features of bert_tf.data.batches into a batch of the train step.
-
-    Args:
-        examples: Features of a batch by name.
 
     Returns:
         Tuple (inputs, labels, weights) of dicts. Labels and weights are keyed "masked_lm" `(B, P)`

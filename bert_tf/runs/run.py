@@ -200,14 +200,9 @@ class Run:
     ) -> Self:
         """Create and open a new run directory.
 
-        Files of a run that was killed before its first checkpoint are replaced.
-
-        Args:
-            path: The directory to create.
-            config: Saved in config.json.
-            vocabulary: Saved in vocab.txt.
-            train: Entries of train.json. Versions, threads and digests are added.
-            task: Contents of task.json, or `None` for pretraining.
+        Files of a run that was killed before its first checkpoint are replaced. `train` are entries
+        of train.json, to which versions, threads and digests are added. `task` is the content of
+        task.json, or `None` for pretraining.
 
         Raises:
             UserError: If the directory contains something else.

@@ -53,12 +53,8 @@ def check_same_settings(
 ) -> None:
     """Check that a command is run with the settings that a directory was created with.
 
-    Args:
-        directory: The directory, for messages.
-        before: Its settings by flag, as in a file.
-        now: The settings of the command.
-        defaults: Defaults of the flags, for those that one side does not have.
-        may_change: Flags that may differ.
+    Both have settings by flag, that of the directory as in a file. `defaults` are for flags that one
+    side does not have. Flags in `may_change` may differ.
 
     Raises:
         UserError: If they differ. The message names the first flag.

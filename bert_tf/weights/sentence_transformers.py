@@ -103,9 +103,6 @@ def read(path: pathlib.Path) -> StoredModel:
 def settings_of(path: pathlib.Path) -> dict[str, Any]:
     """Return the settings of an embedder, as in task.json.
 
-    Args:
-        path: Directory of the embedder.
-
     Returns:
         "kind" and `FIELDS`, without "layers" and "truncation", which sentence-transformers does not
         have. "max_seq_length" is there if the directory limits it.
@@ -177,10 +174,8 @@ def match_dense(
 ) -> dict[str, np.ndarray]:
     """Return the weights of an embedder's dense layers for another embedder.
 
-    Args:
-        source: Settings of the embedder, or `None`.
-        weights: Arrays by our names.
-        task: Settings of the other one, as in task.json.
+    `source` are the settings of the embedder, or `None`, and `task` those of the other one, as in
+    task.json. `weights` are arrays by our names.
 
     Raises:
         UserError: Its dense layers are others; the message says which.
@@ -200,12 +195,8 @@ def match_dense(
 def head_activation(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
     """Return the activation of a cross-encoder, or `None` if the directory holds none.
 
-    Args:
-        path: Directory of the model.
-        values: Values of its config.json, where versions before 6 have the activation.
-
-    Returns:
-        "sigmoid", "identity", or the name of another activation.
+    `values` are those of its config.json, where versions before 6 have the activation: "sigmoid",
+    "identity", or the name of another one.
     """
     is_cross_encoder = _model_type(path) == "CrossEncoder"
     entry = values.get("sentence_transformers")
