@@ -37,16 +37,13 @@ _PREDICTION_FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class ExportedModel:
-    """Weights to write in another format.
+    """Weights to write in another format."""
 
-    Attributes:
-        pretrained: The weights; a head of two labels has two logits. Its `task` is that of the
-            head, or `None`.
-        task: The task as in task.json, with tuned values, or `None`. Without a head no other format
-            has its type.
-    """
-
+    # The weights; a head of two labels has two logits. Its `task` is that of the head, or
+    # `None`.
     pretrained: PretrainedWeights
+    # The task as in task.json, with tuned values, or `None`. Without a head no other format
+    # has its type.
     task: dict[str, Any] | None
 
     @property

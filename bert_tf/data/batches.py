@@ -46,35 +46,23 @@ _MESSAGE = re.compile(r"<<(.*?)>>", re.DOTALL)
 
 
 class DataPosition(NamedTuple):
-    """Position of training in the data.
+    """Position of training in the data."""
 
-    Attributes:
-        seed: Seed of the order.
-        epoch: Epoch number from 0.
-        next_example: Index of the next example in the shuffled epoch.
-    """
-
-    seed: int
-    epoch: int
-    next_example: int
+    seed: int  # Seed of the order.
+    epoch: int  # Epoch number from 0.
+    next_example: int  # Index of the next example in the shuffled epoch.
 
 
 class Pieces(NamedTuple):
     """The pieces of all shards, in order. A piece is a shard, or a part of one with many records.
 
     All arrays have the shape `(N,)`.
-
-    Attributes:
-        shards: int64, indices of the shards.
-        firsts: int64, index in the shard of the first record.
-        records: int64, numbers of records.
-        is_part: bool, whether the piece is a part of a shard.
     """
 
-    shards: np.ndarray
-    firsts: np.ndarray
-    records: np.ndarray
-    is_part: np.ndarray
+    shards: np.ndarray  # int64, indices of the shards.
+    firsts: np.ndarray  # int64, index in the shard of the first record.
+    records: np.ndarray  # int64, numbers of records.
+    is_part: np.ndarray  # bool, whether the piece is a part of a shard.
 
 
 def split_shards(counts: np.ndarray, max_records: int, piece_records: int) -> Pieces:

@@ -41,21 +41,14 @@ class DocumentSpan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DocumentIndex:
-    """The D documents of a corpus, in an order that depends only on their content.
+    """The D documents of a corpus, in an order that depends only on their content."""
 
-    Attributes:
-        paths: The files, or copies of those that are not read as they are, such as gzip files.
-        digests: uint64 `(D, 2)`, sorted hashes of the content.
-        files: int32 `(D,)`, indices into `paths`.
-        offsets: int64 `(D,)`, in bytes.
-        lengths: int64 `(D,)`, in bytes.
-    """
-
+    # The files, or copies of those that are not read as they are, such as gzip files.
     paths: tuple[str, ...]
-    digests: np.ndarray
-    files: np.ndarray
-    offsets: np.ndarray
-    lengths: np.ndarray
+    digests: np.ndarray  # uint64 `(D, 2)`, sorted hashes of the content.
+    files: np.ndarray  # int32 `(D,)`, indices into `paths`.
+    offsets: np.ndarray  # int64 `(D,)`, in bytes.
+    lengths: np.ndarray  # int64 `(D,)`, in bytes.
 
     def __len__(self) -> int:
         return len(self.files)

@@ -31,17 +31,11 @@ _FULL_STOP = re.compile("(?<=[\u3002\uff01\uff1f\u0964\u0965\u061f\u06d4])(?=.)"
 
 @dataclasses.dataclass(frozen=True)
 class TokenizedDocuments:
-    """The D documents and S sentences of a shard, without those that have no tokens.
+    """The D documents and S sentences of a shard, without those that have no tokens."""
 
-    Attributes:
-        ids: int32 `(T,)`, token ids.
-        sentence_splits: int64 `(S + 1,)`, row splits of `ids`.
-        document_splits: int64 `(D + 1,)`, row splits of the sentences.
-    """
-
-    ids: np.ndarray
-    sentence_splits: np.ndarray
-    document_splits: np.ndarray
+    ids: np.ndarray  # int32 `(T,)`, token ids.
+    sentence_splits: np.ndarray  # int64 `(S + 1,)`, row splits of `ids`.
+    document_splits: np.ndarray  # int64 `(D + 1,)`, row splits of the sentences.
 
     def __len__(self) -> int:
         return len(self.document_splits) - 1
@@ -114,21 +108,13 @@ def _splits(sizes):
 
 @dataclasses.dataclass(frozen=True)
 class Instances:
-    """N instances: segments A and B as ranges of token indices.
+    """N instances: segments A and B as ranges of token indices."""
 
-    Attributes:
-        a_begin: int64 `(N,)`, index of the first token of A.
-        a_end: int64 `(N,)`, index after the last token of A.
-        b_begin: int64 `(N,)`, index of the first token of B.
-        b_end: int64 `(N,)`, index after the last token of B.
-        is_random_next: bool `(N,)`, False if B follows A in the text.
-    """
-
-    a_begin: np.ndarray
-    a_end: np.ndarray
-    b_begin: np.ndarray
-    b_end: np.ndarray
-    is_random_next: np.ndarray
+    a_begin: np.ndarray  # int64 `(N,)`, index of the first token of A.
+    a_end: np.ndarray  # int64 `(N,)`, index after the last token of A.
+    b_begin: np.ndarray  # int64 `(N,)`, index of the first token of B.
+    b_end: np.ndarray  # int64 `(N,)`, index after the last token of B.
+    is_random_next: np.ndarray  # bool `(N,)`, False if B follows A in the text.
 
     def __len__(self) -> int:
         return len(self.a_begin)

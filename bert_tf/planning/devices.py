@@ -26,23 +26,16 @@ _READ_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """One accelerator, or the processor of this machine.
+    """One accelerator, or the processor of this machine."""
 
-    Attributes:
-        memory: Bytes.
-        flops: Floating-point operations per second of matrix products, by precision.
-        efficiency: Fraction of `flops` that a training step reaches, by precision.
-        bandwidth: Bytes per second of the memory.
-        link: Bytes per second that one device sends to another one of the same machine.
-        is_accelerator: Whether the process's own memory is on another device.
-    """
-
-    memory: float
+    memory: float  # Bytes.
+    # Floating-point operations per second of matrix products, by precision.
     flops: Mapping[str, float]
+    # Fraction of `flops` that a training step reaches, by precision.
     efficiency: Mapping[str, float]
-    bandwidth: float
-    link: float
-    is_accelerator: bool = True
+    bandwidth: float  # Bytes per second of the memory.
+    link: float  # Bytes per second that one device sends to another one of the same machine.
+    is_accelerator: bool = True  # Whether the process's own memory is on another device.
 
 
 def _rates(float32, tf32, half):

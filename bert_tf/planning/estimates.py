@@ -52,132 +52,80 @@ IMPORTS_BYTES = 160_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training and the devices that it runs on.
+    """A training and the devices that it runs on."""
 
-    Attributes:
-        sizes: Step on one replica, without gradient accumulation.
-        global_batch_size: Examples per step, over all devices.
-        tokens: Tokens of the training, with padding.
-        devices: Number of devices, each with a replica.
-        device: The device.
-    """
-
-    sizes: StepSizes
-    global_batch_size: int
-    tokens: float
-    devices: int
+    sizes: StepSizes  # Step on one replica, without gradient accumulation.
+    global_batch_size: int  # Examples per step, over all devices.
+    tokens: float  # Tokens of the training, with padding.
+    devices: int  # Number of devices, each with a replica.
     device: Device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Estimated cost of a training. Times are in seconds, sizes in bytes.
+    """Estimated cost of a training. Times are in seconds, sizes in bytes."""
 
-    Attributes:
-        memory: Memory of a replica by component, with "peak" and, on a processor, "process".
-        fits: Whether the peak fits into the device.
-        largest_batch: Most examples per forward pass that fit.
-        num_steps: Training steps of a run.
-        step_seconds: Mean time of a step.
-        seconds: Time of all runs.
-        all_reduce_seconds: Part of the step that sums gradients.
-        all_reduce_bytes: Bytes that each device sends per step.
-        checkpoint_bytes: One checkpoint.
-    """
-
+    # Memory of a replica by component, with "peak" and, on a processor, "process".
     memory: dict[str, int]
-    fits: bool
-    largest_batch: int
-    num_steps: int
-    step_seconds: float
-    seconds: float
-    all_reduce_seconds: float
-    all_reduce_bytes: float
-    checkpoint_bytes: float
+    fits: bool  # Whether the peak fits into the device.
+    largest_batch: int  # Most examples per forward pass that fit.
+    num_steps: int  # Training steps of a run.
+    step_seconds: float  # Mean time of a step.
+    seconds: float  # Time of all runs.
+    all_reduce_seconds: float  # Part of the step that sums gradients.
+    all_reduce_bytes: float  # Bytes that each device sends per step.
+    checkpoint_bytes: float  # One checkpoint.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainingEstimate(Estimate):
-    """Estimated cost of a pretraining.
+    """Estimated cost of a pretraining."""
 
-    Attributes:
-        accumulation_steps: Forward passes per step and replica.
-        shard_bytes: Shards that contain the tokens once.
-    """
-
-    accumulation_steps: int
-    shard_bytes: float
+    accumulation_steps: int  # Forward passes per step and replica.
+    shard_bytes: float  # Shards that contain the tokens once.
 
 
 @dataclasses.dataclass(frozen=True)
 class Finetuning:
-    """A fine-tuning and the devices that it runs on.
-
-    Attributes:
-        config: Model.
-        samples: Lengths of the windows of each training sample, in tokens.
-        dev_samples: The same of all dev files, which are evaluated after each epoch.
-        epochs: Passes over the samples.
-        global_batch_size: Samples per step, over all devices.
-        devices: Number of devices, each with a replica.
-        device: The device.
-        precision: "float32", "tf32" or "bfloat16".
-        frozen_layers: Lowest layers that are not trained, with the embeddings; `None` for none.
-        static_length: Tokens to which every window is padded, as XLA requires, or `None`.
-        is_frozen: Whether the encoder runs once per sample, without training.
-        runs: Number of runs, one after the other.
-        accumulation_steps: Parts of a batch that a device computes one after the other.
-        is_cached: Whether the outputs of all parts are computed before, once more.
-    """
+    """A fine-tuning and the devices that it runs on."""
 
     config: BertConfig
-    samples: Sequence[Sequence[int]]
+    samples: Sequence[Sequence[int]]  # Lengths of the windows of each training sample, in tokens.
+    # The same of all dev files, which are evaluated after each epoch.
     dev_samples: Sequence[Sequence[int]]
-    epochs: int
-    global_batch_size: int
-    devices: int
+    epochs: int  # Passes over the samples.
+    global_batch_size: int  # Samples per step, over all devices.
+    devices: int  # Number of devices, each with a replica.
     device: Device
-    precision: str = "float32"
+    precision: str = "float32"  # "float32", "tf32" or "bfloat16".
+    # Lowest layers that are not trained, with the embeddings; `None` for none.
     frozen_layers: int | None = None
+    # Tokens to which every window is padded, as XLA requires, or `None`.
     static_length: int | None = None
-    is_frozen: bool = False
-    runs: int = 1
-    accumulation_steps: int = 1
-    is_cached: bool = False
+    is_frozen: bool = False  # Whether the encoder runs once per sample, without training.
+    runs: int = 1  # Number of runs, one after the other.
+    accumulation_steps: int = 1  # Parts of a batch that a device computes one after the other.
+    is_cached: bool = False  # Whether the outputs of all parts are computed before, once more.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuningEstimate(Estimate):
-    """Estimated cost of a fine-tuning; its memory is that of the batch with most tokens.
+    """Estimated cost of a fine-tuning; its memory is that of the batch with most tokens."""
 
-    Attributes:
-        tokens_per_step: Mean over the steps, without padding.
-        most_tokens: Tokens of the largest batch of a replica, or of the largest part of one.
-        evaluation_seconds: Evaluations of a run.
-    """
-
-    tokens_per_step: float
-    most_tokens: int
-    evaluation_seconds: float
+    tokens_per_step: float  # Mean over the steps, without padding.
+    most_tokens: int  # Tokens of the largest batch of a replica, or of the largest part of one.
+    evaluation_seconds: float  # Evaluations of a run.
 
 
 @dataclasses.dataclass(frozen=True)
 class ServingEstimate:
-    """Estimated cost of a request.
+    """Estimated cost of a request."""
 
-    Attributes:
-        texts: Texts per request.
-        memory: Memory in bytes by component.
-        fits: Whether the peak fits into the device.
-        request_seconds: Time of a request, one request at a time.
-        weights_fraction: Part of the time that reads the weights.
-    """
-
-    texts: int
-    memory: dict[str, int]
-    fits: bool
-    request_seconds: float
-    weights_fraction: float
+    texts: int  # Texts per request.
+    memory: dict[str, int]  # Memory in bytes by component.
+    fits: bool  # Whether the peak fits into the device.
+    request_seconds: float  # Time of a request, one request at a time.
+    weights_fraction: float  # Part of the time that reads the weights.
 
     @property
     def texts_per_second(self) -> float:

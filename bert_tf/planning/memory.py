@@ -25,28 +25,18 @@ _WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bfloat16": (2, 2), "float16": (2,
 
 @dataclasses.dataclass(frozen=True)
 class StepSizes:
-    """Sizes of a training step on one replica.
-
-    Attributes:
-        config: Model.
-        examples: Examples per forward pass.
-        length: Tokens per example, on average if they differ.
-        predictions: Masked positions per example; 0 in fine-tuning.
-        precision: "float32", "tf32" or "bfloat16".
-        gradient_checkpointing: Whether each layer is recomputed in the backward pass.
-        longest: Tokens of the longest example, to which attention pads the others; by default
-            `length`.
-        frozen_layers: Lowest layers that are not trained, nor are the embeddings; `None` if all
-            weights are trained.
-    """
+    """Sizes of a training step on one replica."""
 
     config: BertConfig
-    examples: int
-    length: float
-    predictions: int
-    precision: str = "float32"
-    gradient_checkpointing: bool = False
+    examples: int  # Examples per forward pass.
+    length: float  # Tokens per example, on average if they differ.
+    predictions: int  # Masked positions per example; 0 in fine-tuning.
+    precision: str = "float32"  # "float32", "tf32" or "bfloat16".
+    gradient_checkpointing: bool = False  # Whether each layer is recomputed in the backward pass.
+    # Tokens of the longest example, to which attention pads the others; by default `length`.
     longest: int | None = None
+    # Lowest layers that are not trained, nor are the embeddings; `None` if all weights are
+    # trained.
     frozen_layers: int | None = None
 
     @property

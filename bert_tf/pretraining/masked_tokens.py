@@ -18,15 +18,10 @@ from bert_tf.weights.sources import PretrainedWeights
 
 
 class Candidates(TypedDict):
-    """Most probable tokens at a mask, best first.
+    """Most probable tokens at a mask, best first."""
 
-    Attributes:
-        token: Entries of the vocabulary.
-        score: Their probabilities.
-    """
-
-    token: list[str]
-    score: list[float]
+    token: list[str]  # Entries of the vocabulary.
+    score: list[float]  # Their probabilities.
 
 
 def check_head(pretrained: PretrainedWeights) -> None:

@@ -139,9 +139,6 @@ class TextFile(io.RawIOBase):
         path: Local or remote path.
         keep_cr: Leave CR in place, for a reader that knows where it ends a line.
         stream: The bytes of the file; by default it is opened.
-
-    Attributes:
-        path: The path.
     """
 
     HEAD_BYTES = 1 << 18

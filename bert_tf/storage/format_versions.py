@@ -53,8 +53,8 @@ def check_same_settings(
 ) -> None:
     """Check that a command is run with the settings that a directory was created with.
 
-    All are settings by flag, `before` those of the directory, as in a file. `defaults` are for flags
-    that one side does not have. Flags in `may_change` may differ.
+    All are settings by flag; `before` are those of the directory, as in a file. `defaults` are for
+    what one side does not have. Flags in `may_change` may differ.
 
     Raises:
         UserError: If they differ. The message names the first flag.

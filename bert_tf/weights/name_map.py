@@ -32,44 +32,28 @@ WITH_POOLER = frozenset(
 
 
 class Names(NamedTuple):
-    """Names and shape of one weight.
+    """Names and shape of one weight."""
 
-    Attributes:
-        ours: Name in this package, such as "bert/layer_0/output/kernel".
-        google: Name in a released TensorFlow checkpoint.
-        huggingface: Name in model.safetensors, without the prefix "bert.".
-        keras: Path in the model.weights.h5 of a keras-nlp preset; with the prefix "task/" in its
-            task.weights.h5; `None` for weights that presets do not have.
-        shape: Shape here; kernels are `(in, out)`.
-    """
-
-    ours: str
-    google: str
-    huggingface: str
+    ours: str  # Name in this package, such as "bert/layer_0/output/kernel".
+    google: str  # Name in a released TensorFlow checkpoint.
+    huggingface: str  # Name in model.safetensors, without the prefix "bert.".
+    # Path in the model.weights.h5 of a keras-nlp preset; with the prefix "task/" in its
+    # task.weights.h5; `None` for weights that presets do not have.
     keras: str | None
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # Shape here; kernels are `(in, out)`.
 
 
 class StoredModel(NamedTuple):
-    """A model as its source stores it.
-
-    Attributes:
-        config: Configuration of the model.
-        vocabulary: Vocabulary of the model.
-        tensors: Arrays by their name in the source.
-        column: Field of `Names` with the source's names.
-        ignored: Regular expression of tensors to ignore if unknown.
-        where: Name of the source, for error messages.
-        values: Raw values of the source's configuration file; what other formats store of their
-            head, in the terms of Hugging Face (architectures, id2label).
-    """
+    """A model as its source stores it."""
 
     config: BertConfig
     vocabulary: Vocabulary
-    tensors: Mapping[str, np.ndarray]
-    column: str
-    ignored: str
-    where: str
+    tensors: Mapping[str, np.ndarray]  # Arrays by their name in the source.
+    column: str  # Field of `Names` with the source's names.
+    ignored: str  # Regular expression of tensors to ignore if unknown.
+    where: str  # Name of the source, for error messages.
+    # Raw values of the source's configuration file; what other formats store of their head,
+    # in the terms of Hugging Face (architectures, id2label).
     values: Mapping[str, Any] = MappingProxyType({})
 
 

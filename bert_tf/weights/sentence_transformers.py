@@ -195,8 +195,8 @@ def match_dense(
 def head_activation(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
     """Return the activation of a cross-encoder, or `None` if the directory holds none.
 
-    It is "sigmoid", "identity", or the name of another one. `values` are those of config.json, where
-    versions before 6 have it.
+    It is "sigmoid", "identity", or the name of another one. `values` are those of config.json,
+    where versions before 6 have it.
     """
     is_cross_encoder = _model_type(path) == "CrossEncoder"
     entry = values.get("sentence_transformers")
