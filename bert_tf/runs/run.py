@@ -62,24 +62,14 @@ _TRAIN_FIELDS = {*_TRAIN_KINDS, "data", "vocabulary_sha256", "tokenizer_tables_s
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """An open run directory.
-
-    Attributes:
-        path: The run directory.
-        config: The configuration of the encoder.
-        vocabulary: The vocabulary.
-        train: The contents of train.json.
-        task: The contents of task.json, or `None` after pretraining.
-        is_writer: False in all but one of several synchronized processes: nothing is written.
-        checkpoints: The `CheckpointManager`.
-    """
+    """An open run directory."""
 
     path: str
     config: BertConfig
     vocabulary: Vocabulary
-    train: dict[str, Any]
-    task: dict[str, Any] | None = None
-    is_writer: bool = True
+    train: dict[str, Any]  # The contents of train.json.
+    task: dict[str, Any] | None = None  # The contents of task.json, or `None` after pretraining.
+    is_writer: bool = True  # If not, another process writes: one of several, synchronized ones.
 
     def __post_init__(self) -> None:
         self.checkpoints = checkpoints.CheckpointManager(
