@@ -134,11 +134,7 @@ def _check_records(path, parse):
 def inspect(
     manifest: Manifest, vocabulary: Vocabulary, log: Callable[[str], None] = lambda line: None
 ) -> ShardStatistics:
-    """Verify hashes and record counts of all shards and collect statistics.
-
-    Raises:
-        UserError: If a shard or the vocabulary does not match the manifest.
-    """
+    """Verify hashes and record counts of all shards and collect statistics; raises UserError."""
     manifest.check_files(log)
     if vocabulary.sha256 != manifest.vocabulary_sha256:
         raise UserError(

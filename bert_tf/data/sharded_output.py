@@ -54,19 +54,11 @@ class ShardManifest(abc.ABC):
 
     @abc.abstractmethod
     def check_same_plan(self, planned: Self) -> None:
-        """Check that this manifest, from disk, has the plan of another one, except for versions.
-
-        Raises:
-            UserError: If they differ. The message names the first difference.
-        """
+        """Raise UserError with the first difference to another plan, except for versions."""
 
     @classmethod
     def check_entry(cls, entry: Any, location: str) -> Entry:
-        """Return the entry of a shard, a parsed JSON value.
-
-        Raises:
-            UserError: If a value is missing or invalid. The message begins with `location`.
-        """
+        """Return the entry of a shard, a parsed JSON value; raises UserError if it is none."""
         for name in ("file", "sha256"):
             field(entry, name, str, location)
         for name in cls.SIZES:
@@ -285,11 +277,7 @@ def _open_task_writer(open_writer, directory, plan_sha256):
 def check_size(
     node: Mapping[str, Any], name: str, location: str, minimum: int = 0, maximum: int = 1 << 62
 ) -> None:
-    """Check that node[name] of a JSON object is an integer from `minimum` to `maximum`.
-
-    Raises:
-        UserError: If it is not. The message begins with `location`.
-    """
+    """Raise UserError, which begins with `location`, unless node[name] is such an integer."""
     size = field(node, name, int, location)
     if not minimum <= size <= maximum:
         raise UserError(

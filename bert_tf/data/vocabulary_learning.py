@@ -203,11 +203,7 @@ def alphabet(counts: Mapping[str, int], vocab_size: int) -> list[str]:
 
 
 def train(counts: Mapping[str, int], vocab_size: int) -> list[str]:
-    """Return exactly `vocab_size` entries for words with these counts.
-
-    Raises:
-        UserError: If the words give fewer entries. The message suggests a number.
-    """
+    """Return exactly `vocab_size` entries for words; raises UserError if they give fewer."""
     entries = merge(counts, vocab_size)
     if len(entries) == vocab_size:
         return entries

@@ -107,11 +107,7 @@ class PretrainSettings:
             raise UserError(f"--config={self.config}: no such file")
 
     def check(self) -> None:
-        """Check local shards, weights and the run directory without importing TensorFlow.
-
-        Raises:
-            UserError: A file is missing or invalid, or the run was started with other settings.
-        """
+        """Check local shards, weights and the run without TensorFlow; raises UserError."""
         # Remote paths need TensorFlow's file systems and are checked once it is imported.
         for directory in filter(None, (*self.shards, self.eval_shards)):
             if not files.is_remote(directory):

@@ -150,11 +150,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike, is_writer: bool = True) -> Self:
-        """Open an existing run; `is_writer` as in the class.
-
-        Raises:
-            UserError: If this is not a run directory, or its files do not belong together.
-        """
+        """Open an existing run; raises UserError unless its files are there and belong together."""
         if not files.isdir(path):
             raise UserError(f"{path}: no such directory; expected a run directory")
         if not cls.exists(path):

@@ -134,11 +134,7 @@ def find(
 
 
 def read_config(location: Location) -> tuple[BertConfig, Vocabulary]:
-    """Read configuration and vocabulary without the weights.
-
-    Raises:
-        UserError: A file is missing or invalid, or the two do not fit together.
-    """
+    """Read configuration and vocabulary without the weights; raises UserError."""
     for flag, path in (("config_file", location.config), ("vocab_file", location.vocabulary)):
         if not path.is_file():
             raise UserError(

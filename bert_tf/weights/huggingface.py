@@ -55,11 +55,7 @@ def is_directory_of(path: pathlib.Path) -> bool:
 
 
 def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
-    """Read configuration and vocabulary without the weights.
-
-    Raises:
-        UserError: A file is missing or invalid, or the two do not fit together.
-    """
+    """Read configuration and vocabulary without the weights; raises UserError."""
     config, vocabulary, _ = _read_config(path)
     return config, vocabulary
 
