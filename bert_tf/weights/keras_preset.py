@@ -64,12 +64,10 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
     tokenizer_path = preset / "tokenizer.json"
     tokenizer = field(read_json_object(tokenizer_path), "config", dict, str(tokenizer_path))
     dropout = backbone.get("dropout", 0.1)
+    sizes = {name: field(backbone, key, int, str(path)) for name, key in BACKBONE_KEYS.items()}
     config = BertConfig.from_dict(
         {
-            **{
-                ours: field(backbone, theirs, int, str(path))
-                for ours, theirs in BACKBONE_KEYS.items()
-            },
+            **sizes,
             "hidden_act": "gelu_new",
             "hidden_dropout_prob": dropout,
             "attention_probs_dropout_prob": dropout,

@@ -283,42 +283,36 @@ def _read(path, config_file, vocab_file, labels, pairs):
     reader, where, source = _reader_of(path, config_file, vocab_file)
     stored = reader.read(where)
     weights, unused_tensors = name_map.rename(stored)
-    config, vocabulary, initialized, task = stored.config, stored.vocabulary, [], None
+    config, is_embedder = stored.config, reader is sentence_transformers
+    found: dict[str, Any] = {}  # Further fields of `PretrainedWeights`.
     if name_map.pooler_names(config).isdisjoint(weights):
         weights |= _new_pooler(config)
-        initialized = ["pooler"]
-    if reader is sentence_transformers:
-        weights = {name: weights[name] for name in weights if name not in _CLASSIFIER}
-        embedder, reason = None, None
-        try:
+        found["initialized"] = ("pooler",)
+    if not is_embedder:
+        weights |= heads.of_next_sentence(weights, stored.values)
+    encoder = {name: array for name, array in weights.items() if name not in _CLASSIFIER}
+    has_head = not is_embedder and heads.KERNEL in weights
+    limit = min(config.max_position_embeddings, _model_max_length(where)) if has_head else 0
+    activation = None
+    if has_head and reader is huggingface:
+        activation = sentence_transformers.head_activation(where, stored.values)
+    try:
+        if is_embedder:
             settings = _embedder(where, config)
-            weights |= sentence_transformers.dense_weights(where)
-            embedder = settings
-        except UserError as error:
-            # The encoder can be used for another task.
-            reason = str(error)
-            unused_tensors = [f"embedder, {reason}", *unused_tensors]
-        return PretrainedWeights(
-            *(config, vocabulary, weights, source, tuple(unused_tensors)),
-            initialized=tuple(initialized),
-            embedder=embedder,
-            unsupported_embedder=reason,
-        )
-    weights |= heads.of_next_sentence(weights, stored.values)
-    if heads.KERNEL in weights:
-        limit = min(config.max_position_embeddings, _model_max_length(where))
-        activation = None
-        if reader is huggingface:
-            activation = sentence_transformers.head_activation(where, stored.values)
-        try:
+            weights = encoder | sentence_transformers.dense_weights(where)
+            found["embedder"] = settings
+        elif has_head:
             task, head = heads.read_head(weights, stored.values, limit, labels, pairs, activation)
             weights |= head
-        except UserError as error:
-            # The encoder can be used for another task.
-            unused_tensors = [f"classifier head, {error}", *unused_tensors]
-            weights = {name: weights[name] for name in weights if name not in _CLASSIFIER}
+            found["task"] = task
+    except UserError as error:
+        # The encoder can be used for another task.
+        weights, what = encoder, "embedder" if is_embedder else "classifier head"
+        unused_tensors = [f"{what}, {error}", *unused_tensors]
+        if is_embedder:
+            found["unsupported_embedder"] = str(error)
     return PretrainedWeights(
-        config, vocabulary, weights, source, tuple(unused_tensors), task, tuple(initialized)
+        config, stored.vocabulary, weights, source, tuple(unused_tensors), **found
     )
 
 

@@ -76,12 +76,8 @@ def _check_storage(datasets, path, kinds):
     """Check that all tensors are in the file as plain numbers, before any of them is read."""
     file_size = os.path.getsize(path)
     for name, dataset in datasets.items():
-        if (
-            dataset.dtype.kind not in kinds
-            or dataset.chunks
-            or dataset.external
-            or dataset.is_virtual
-        ):
+        is_plain = not (dataset.chunks or dataset.external or dataset.is_virtual)
+        if dataset.dtype.kind not in kinds or not is_plain:
             raise UserError(
                 f"{path}: {name:.200} has the dtype {dataset.dtype!s:.80} or a compressed, virtual "
                 "or external layout; expected plain floating-point numbers"
