@@ -39,11 +39,7 @@ SECONDS_BETWEEN_LISTINGS = 2.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunnerSettings:
-    """Flags of commands that write shards: where their workers run.
-
-    Raises:
-        UserError: If a value is invalid. The message names the flag.
-    """
+    """Flags of commands that write shards: where their workers run; UserErrors name the flag."""
 
     num_workers: int | None = flag("number of processes; default: one per processor", None)
     runner: str = flag(

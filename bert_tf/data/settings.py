@@ -20,11 +20,7 @@ FREE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class WriteShardsSettings(RunnerSettings):
-    """Settings of bert-tf write_shards, one per flag.
-
-    Raises:
-        UserError: If a value is invalid. The message names the flag.
-    """
+    """Settings of bert-tf write_shards, one per flag; UserErrors name the flag."""
 
     input: tuple[str, ...] = flag("globs of text files, plain or .gz, local or remote (gs://)")
     vocab: str = flag("vocab.txt")
