@@ -2,22 +2,17 @@
 
 import pathlib
 
-import numpy as np
-
-from bert_tf.conversion.exported_model import ExportedModel
+from bert_tf.conversion.exported_model import ExportedModel, Written
 from bert_tf.conversion.huggingface_export import class_name, encoder_values
 from bert_tf.runs.checkpoints import write_bundle
 from bert_tf.storage import files
 from bert_tf.weights.google import RELEASED
 
 
-def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
+def write(model: ExportedModel, directory: pathlib.Path) -> Written:
     """Write bert_config.json, vocab.txt and bert_model.ckpt.* to an empty directory.
 
     A head is named as in run_classifier.py, or run_squad.py for spans.
-
-    Returns:
-        Tensors by name, as read back, and descriptions of what the format does not hold.
     """
     pretrained = model.pretrained
     tensors = model.tensors("google", ("bert", *model.heads))

@@ -8,11 +8,10 @@ vocab.txt, tokenizer.json, tokenizer_config.json, special_tokens_map.json
 import pathlib
 from typing import Any
 
-import numpy as np
 import safetensors.numpy
 
 from bert_tf.config import TOKENIZER_SETTINGS, BertConfig
-from bert_tf.conversion.exported_model import ExportedModel
+from bert_tf.conversion.exported_model import ExportedModel, Written
 from bert_tf.storage import files
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
 from bert_tf.weights import tokenizer_files
@@ -33,12 +32,8 @@ def class_name(model: ExportedModel) -> str:
     return CLASSES[model.kind] if model.kind else _PRETRAINING_CLASSES[model.heads]
 
 
-def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Write a model to an empty directory.
-
-    Returns:
-        Tensors by name, as read back, and descriptions of what the format does not hold.
-    """
+def write(model: ExportedModel, directory: pathlib.Path) -> Written:
+    """Write a model to an empty directory."""
     name = class_name(model)
     has_head = name != "BertModel"
     has_pooler = name in WITH_POOLER or not has_head

@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bert_tf.conversion.exported_model import ExportedModel
+from bert_tf.conversion.exported_model import ExportedModel, Written
 from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.system.versions import versions
@@ -27,14 +27,11 @@ from bert_tf.weights.keras_preset import (
 )
 
 
-def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
+def write(model: ExportedModel, directory: pathlib.Path) -> Written:
     """Write a preset to an empty directory.
 
     Heads of classification and regression become a BertTextClassifier, that of masked language
     modelling a BertMaskedLM.
-
-    Returns:
-        Tensors by name, as read back, and descriptions of what the format does not hold.
 
     Raises:
         UserError: keras-hub computes another activation or epsilon, or a weight is missing.

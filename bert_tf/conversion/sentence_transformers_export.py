@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from bert_tf.config import read_json_object
 from bert_tf.conversion import huggingface_export
-from bert_tf.conversion.exported_model import ExportedModel
+from bert_tf.conversion.exported_model import ExportedModel, Written
 from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.weights import heads
@@ -33,12 +33,8 @@ _POOLING = {ours: theirs for theirs, ours in reader.POOLING.items()}
 _IMPLIED = {"layers": "last", "truncation": "head"}
 
 
-def write(model: ExportedModel, directory: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str]]:
+def write(model: ExportedModel, directory: pathlib.Path) -> Written:
     """Write an embedder or a cross-encoder to an empty directory.
-
-    Returns:
-        Tensors of encoder and head by name, as read back, and descriptions of what the format does
-        not hold.
 
     Raises:
         UserError: The model is neither, or the format cannot hold its vectors.

@@ -253,10 +253,8 @@ class Manifest(ShardManifest):
     ) -> dict[str, list[Any]]:
         """Check that all shards are as they were written, by their sizes and SHA-256.
 
-        Args:
-            log: Receives lines of progress, since all bytes are read.
-            verified: What an earlier call returned. Shards of the same size and modification time
-                are not read again.
+        All bytes are read, except for shards of the same size and modification time as in
+        `verified`, what an earlier call returned.
 
         Returns:
             Size in bytes, modification time in ns and SHA-256 of each shard, by path.

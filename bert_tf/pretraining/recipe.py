@@ -63,10 +63,7 @@ def pretrain(
 ) -> Run:
     """Pretrain a model, or resume its run (Devlin et al. 2019, 3.1 and A.2).
 
-    Args:
-        settings: Flags of bert-tf pretrain.
-        log: Receives one line of progress per call.
-        strategy: Distribution strategy. Defaults to that of the settings.
+    By default the distribution strategy is that of the settings.
 
     Raises:
         UserError: Shards, sizes, weights or the output directory do not fit together.
