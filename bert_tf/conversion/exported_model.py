@@ -11,8 +11,8 @@ from bert_tf.runs.run import Run
 from bert_tf.weights import heads, name_map, sentence_transformers
 from bert_tf.weights.sources import PretrainedWeights
 
-# What a writer returns: tensors of encoder and heads by name, as read back, and descriptions of what
-# the format does not hold.
+# What a writer returns: tensors of encoder and heads by name, as read back, and descriptions of
+# what the format does not hold.
 Written = tuple[dict[str, np.ndarray], list[str]]
 # Fields of task.json that change predictions, with the values of what other libraries do.
 _PREDICTION_FIELDS = {
