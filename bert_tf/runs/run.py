@@ -202,7 +202,10 @@ class Run:
         run = cls(str(path), config, vocabulary, {**train, **digests, **now}, task)
         if ownership.is_marked(run.path):
             files.remove_own(run.path, _OWN_FILES)
-        ownership.mark(run.path)  # First, since nothing is deleted in a directory without it.
+        else:
+            files.makedirs(run.path)
+            # First, since nothing is deleted in a directory without it.
+            files.atomic_write_bytes(run.file(ownership.MARKER), b"")
         files.makedirs(run.file("checkpoints"))
         vocabulary.save(run.file("vocab.txt"))
         if task is not None:

@@ -25,14 +25,6 @@ def is_marked(directory: str | os.PathLike) -> bool:
     return files.exists(os.path.join(directory, MARKER))
 
 
-def mark(directory: str | os.PathLike) -> list[str]:
-    """Create a directory if it is missing and mark it. Return the created directories."""
-    made = files.makedirs(directory)
-    if not is_marked(directory):
-        files.atomic_write_bytes(os.path.join(directory, MARKER), b"")
-    return made
-
-
 @contextlib.contextmanager
 def sole_writer(directory: str | os.PathLike) -> Iterator[list[str]]:
     """Create, mark and lock a directory for the block. Yield the created directories.
