@@ -354,7 +354,9 @@ class PretrainingDataset:
                 path, number = tf.gather(self._paths, shard_B[first]), number_B[first]
                 message = [path, ": record ", tf.strings.as_string(number), f": {name} is "]
                 message += [tf.strings.as_string(value), f"; expected 0 to {limit - 1}"]
-                checks.append(_require(~tf.reduce_any(is_bad), message))
+                # TensorFlow adds text around the message; `bad_record` finds it by the marks.
+                marked = tf.strings.join(["<<", *message, ">>"])
+                checks.append(tf.debugging.Assert(~tf.reduce_any(is_bad), [marked], summarize=1))
         return checks
 
 
@@ -373,11 +375,6 @@ def _part(path, offset, expected):
         tf.TensorSpec([], tf.string),
     )
     return records.take(expected)
-
-
-def _require(condition, message):
-    # TensorFlow adds text around the message; `bad_record` finds it by the marks.
-    return tf.debugging.Assert(condition, [tf.strings.join(["<<", *message, ">>"])], summarize=1)
 
 
 def pad_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:

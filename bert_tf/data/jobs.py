@@ -223,10 +223,14 @@ def run_on_beam(
                 )
         except Exception as error:
             # Each runner wraps the exception of a worker, or of a signal, in its own way.
-            cause = _innermost(error)
+            cause: BaseException = error
+            while cause.__cause__ or cause.__context__:
+                cause = cause.__cause__ or cause.__context__
             if isinstance(cause, (KeyboardInterrupt, SystemExit)):
                 raise cause from None
-            raise UserError(f"{flag}: {_last_line(cause)}; rerun the command to resume") from error
+            lines = [line for line in str(cause).splitlines() if line.strip()] or [repr(cause)]
+            reason = lines[-1].strip()
+            raise UserError(f"{flag}: {reason}; rerun the command to resume") from error
 
     yield make
 
@@ -265,18 +269,6 @@ def appeared(directory: str, known: set[str]) -> Iterator[dict[str, Any]]:
         if is_entry and name not in known:
             known.add(name)
             yield read_json_object(os.path.join(directory, name))
-
-
-def _innermost(error):
-    """Return the innermost cause of an exception: the error of the worker."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _last_line(error):
-    lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-    return lines[-1].strip()
 
 
 _lock = threading.Lock()

@@ -78,8 +78,7 @@ def pretrain(
 def _pretrain(settings, log, strategy):
     """Pretrain; the caller holds the lock of the run directory."""
     chief, log_wait = is_chief(strategy), log
-    if not chief:
-        log = _silent
+    log = log if chief else (lambda line: None)
     settings = dataclasses.replace(
         settings, precision=resolve_precision(settings.precision, strategy)
     )
@@ -251,10 +250,6 @@ def _draw_curves(run):
     path = run.file("loss.png")
     files.atomic_write_bytes(path, to_png(figure))
     return path
-
-
-def _silent(line):
-    """Discard a line; only the chief logs."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -158,7 +158,10 @@ def read_head(
         fields = {"labels": order, "doc_stride": max((limit - 2) // 2, 1)}
     elif kind == "span_qa":
         _check_units(len(bias), 2, "answer spans")
-        fields = _span_lengths(limit)
+        # Questions and windows are shorter than usual if the model is short.
+        query = min(64, max(limit // 2 - 2, 1))
+        stride = min(128, max((limit - 3 - query) // 2, 1))
+        fields = {"max_query_length": query, "doc_stride": stride}
     else:
         _check_units(len(bias), 1, "multiple choice")
     task = {"kind": kind, **copy.deepcopy(TEMPLATES[kind]), "max_seq_length": limit, **fields}
@@ -304,12 +307,6 @@ def _as_bio(names, kernel, bias):
             new_kernel[:, number] = kernel[:, names.index(label)]
             new_bias[number] = bias[names.index(label)]
     return order, new_kernel, new_bias
-
-
-def _span_lengths(limit):
-    """Return the lengths of questions and windows, shorter than usual if the model is short."""
-    query = min(64, max(limit // 2 - 2, 1))
-    return {"max_query_length": query, "doc_stride": min(128, max((limit - 3 - query) // 2, 1))}
 
 
 def _check_units(received, expected, what):

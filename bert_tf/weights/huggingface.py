@@ -169,7 +169,11 @@ def _canonical(tensors, where):
         UserError: There are two encoders, or two tensors get the same name.
     """
     prefixes = sorted(
-        {name.removesuffix(_OF_ENCODER) for name in tensors if _ends_with(name, _OF_ENCODER)}
+        {
+            name.removesuffix(_OF_ENCODER)
+            for name in tensors
+            if f".{name}".endswith(f".{_OF_ENCODER}")
+        }
     )
     if len(prefixes) > 1:
         raise UserError(
@@ -191,11 +195,6 @@ def _canonical(tensors, where):
             )
         result[canonical] = tensor
     return result
-
-
-def _ends_with(name, suffix):
-    """Return True if the last components of a name are those of `suffix`."""
-    return f".{name}".endswith(f".{suffix}")
 
 
 def _without(name, parts):
@@ -247,7 +246,9 @@ def find_cached(model_id: str) -> tuple[pathlib.Path, str] | None:
     cache = _cache()
     model = cache / f"models--{model_id.replace('/', '--')}"
     snapshots = {path.name: path for path in sorted(model.glob("snapshots/*")) if path.is_dir()}
-    main = _main_commit(model)
+    main, reference = None, model / "refs" / "main"
+    if reference.is_file():
+        main = reference.read_text(encoding="utf-8", errors="replace").strip()
     if main in snapshots:
         return snapshots[main], ""
     if not main and len(snapshots) == 1:
@@ -281,11 +282,3 @@ def _cache():
     cache = variables.get("HF_HUB_CACHE") or variables.get("HUGGINGFACE_HUB_CACHE")
     # Unlike that of pathlib, this does not fail where the user has no home directory.
     return pathlib.Path(os.path.expanduser(cache or os.path.join(home, "hub")))
-
-
-def _main_commit(model):
-    """Return the commit of the main revision, or `None` if it is not known."""
-    reference = model / "refs" / "main"
-    if not reference.is_file():
-        return None
-    return reference.read_text(encoding="utf-8", errors="replace").strip()
