@@ -342,7 +342,7 @@ def word_length_warning(config: BertConfig, manifest: Manifest) -> list[str]:
 
 
 def _read_verified(path):
-    """Return what `PretrainingDataset.verify` returned at the last start of a run."""
+    """Return what `Manifest.check_files` returned at the last start of a run."""
     try:
         return read_json_object(os.path.join(path, VERIFIED_SHARDS))
     except (OSError, UserError):  # Missing or damaged: all shards are read again.
