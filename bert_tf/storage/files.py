@@ -336,7 +336,8 @@ def stamp(path: str | os.PathLike) -> tuple[int, int]:
 def sha256(path: str | os.PathLike) -> str:
     """Return the SHA-256 of a file's content as 64 hexadecimal digits."""
     with open_file(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        # Both kinds of streams can be read into a buffer.
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def is_remote(path: str | os.PathLike) -> bool:
