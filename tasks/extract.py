@@ -13,7 +13,7 @@ import dataclasses
 from bert_tf.errors import UserError
 from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks.base import input_checks
+from tasks.base.task_types import check_unlabelled
 from tasks.prediction.output_shards import (
     FILE_FORMATS,
     OutputSettings,
@@ -97,7 +97,7 @@ class ExtractSettings(OutputSettings):
         # An array has no entry for a bad row.
         is_array = self.file_format == "npy" or str(self.output).endswith(".npy")
         for path in self.input_files(self.input):
-            input_checks.check_rows(rows, path, labelled=False, accepts_bad=not is_array)
+            check_unlabelled(rows, path, accepts_bad=not is_array)
         sources.check(self.model, as_embedder=True)
 
 

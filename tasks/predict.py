@@ -14,13 +14,11 @@ their order: both texts of a pair, question and context, or prompt and each choi
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from bert_tf.errors import UserError
 from bert_tf.storage import strict_json
 from bert_tf.system import command
-from tasks.base import input_checks
+from tasks.base.task_types import check_run, check_unlabelled
 from tasks.data.readers.glue import check_submission
 from tasks.graph.published import published_task, published_version
 from tasks.prediction.output_shards import (
@@ -72,20 +70,19 @@ class PredictSettings(OutputSettings):
         Raises:
             UserError: If they cannot be used.
         """
-        task: Mapping[str, Any] | None
         version = published_version(self.run) if self.output_dir else None
         if version:
             if self.checkpoint:
                 raise UserError(f"--checkpoint: expected a run as --run, received {self.run}")
             task = published_task(version)
-        elif run := input_checks.check_run(self.run, self.checkpoint):
-            task = run.task
+        elif run := check_run(self.run, self.checkpoint):
+            task = run.task or {"kind": "pretrained"}
         else:
             return
         for path in self.input_files(self.input) if self.input else ():
-            input_checks.check_rows(task, path, labelled=False, accepts_bad=True)
+            check_unlabelled(task, path, accepts_bad=True)
         if self.output and self.output.endswith(".tsv"):
-            check_submission(self.output, (task or {}).get("file_format"), self.run)
+            check_submission(self.output, task.get("file_format"), self.run)
 
 
 def main(settings: PredictSettings) -> None:

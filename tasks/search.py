@@ -22,7 +22,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files, paths, strict_json
 from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks.base import input_checks
+from tasks.base.task_types import check_unlabelled
 from tasks.metrics.nearest_vectors import normalized
 from tasks.prediction.embedders import QUERY_PROMPTS, prompt_of
 from tasks.prediction.rankers import check_ranker, open_ranker, rerank
@@ -111,7 +111,7 @@ class SearchSettings:
         rows = {"kind": "pretrained", "text_columns": [self.text_column]}
         assert self.input is not None and self.model is not None
         for path in files.glob_files(self.input):
-            input_checks.check_rows(rows, path, labelled=False)
+            check_unlabelled(rows, path)
         sources.check(self.model, as_embedder=True)
         if self.rerank:
             check_ranker(self.rerank)

@@ -30,7 +30,7 @@ from tasks.base.task_types import (
     TASK_TYPES,
     UNLABELLED_TASK_TYPES,
     imported,
-    row_reader,
+    read_rows_of,
     task_type,
 )
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
@@ -295,7 +295,7 @@ class Task(abc.ABC):
             raise UserError(f"{data}: {self.no_labels}")
         if isinstance(data, FileRows):
             return data
-        return row_reader(self.kind)(self.to_dict(), data, labelled)
+        return read_rows_of(self.to_dict(), data, labelled)
 
     def label_of(self, label: Any) -> Any:
         """Convert a label of `iter_rows` to the representation of the task.

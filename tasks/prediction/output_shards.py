@@ -36,7 +36,7 @@ from bert_tf.storage.ownership import sole_writer
 from bert_tf.storage.strict_json import field
 from bert_tf.system.command import flag, import_tensorflow
 from bert_tf.system.versions import versions
-from tasks.base.task_types import row_reader
+from tasks.base.task_types import read_rows_of
 from tasks.data.readers.rows import BadRow, read_rows, write_parquet
 from tasks.prediction.prediction_files import (
     Outputs,
@@ -267,7 +267,7 @@ def _prediction_job(task, model_files, load_serving, options):
 
 
 def _rows_of_task(task, path):
-    return row_reader(task["kind"])(task, path, False)
+    return read_rows_of(task, path, labelled=False)
 
 
 def _load_predictions(load_serving):

@@ -17,7 +17,6 @@ from bert_tf.train.settings import compile_flag, deterministic_flag, precision_f
 from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import KIND
 from tasks.base import task_types
-from tasks.base.input_checks import check_run
 from tasks.graph.published import TASK_OF_VERSION, published_task
 
 # Settings that runs without a teacher do not record.
@@ -217,7 +216,7 @@ def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
         task = Run.open(path).task
         if task is None:
             raise UserError(f"--teacher={path}: expected a fine-tuned run")
-        check_run(path)
+        task_types.check_run(path)
     else:
         if not files.exists(os.path.join(path, TASK_OF_VERSION)):
             raise UserError(

@@ -79,7 +79,7 @@ def test_space_is_stripped_from_labels_of_choices(tmp_path):
     choices = [{"label": "A ", "text": "one"}, {"label": "B", "text": "two"}]
     values = {"question": {"stem": "which", "choices": choices}, "answerKey": "B "}
     path.write_text(json.dumps(values))
-    (row,) = read_choices(path, "rows")
+    (row,) = read_choices(path)
     assert (row.texts["choices"], row.label) == (["one", "two"], 1)
 
 

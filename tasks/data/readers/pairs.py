@@ -47,36 +47,27 @@ def negative_columns(names: Iterable[Any]) -> tuple[str, ...]:
     return tuple(name for name in map(str, names) if _NEGATIVES.fullmatch(name))
 
 
-def task_rows(
-    task: Mapping[str, Any], source: Source, labelled: bool
-) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`.
-
-    The text of a labelled row is a list of texts: the anchor, its positive and its negatives.
-    """
-    if labelled:
-        return read_pairs(task, source)
-    return read_texts(task, source, None)
-
-
-def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | BadRow]:
-    """Yield the labelled rows of a file.
+def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[Example | BadRow]:
+    """Yield the rows of a file.
 
     Args:
-        task: Values of a task.json: "pair_columns", "text_columns" other than ("text",),
-            "negatives_column" and "label_column" name columns; otherwise they are found by their
-            names. With "has_teacher", texts may have no label.
         source: .csv, .tsv, .jsonl or .parquet with the columns anchor, positive and optionally
             negative, negatives or negative_1, negative_2, ...; text_a, text_b and score; or text
             and label.
+        labelled: Whether to read pairs and labels; otherwise texts, see `read_texts`.
+        **task: Values of a task.json: "pair_columns", "text_columns" other than ("text",),
+            "negatives_column" and "label_column" name columns; otherwise they are found by their
+            names. With "has_teacher", texts may have no label.
 
     Yields:
-        An `Example` with "text", a list of strings, and the label as it is written, or `None`; or a
-        `BadRow`.
+        A `BadRow`, or an `Example` with the label as it is written, or `None`. The "text" of a
+        labelled row is a list of texts: the anchor, its positive and its negatives.
 
     Raises:
         UserError: If the file cannot be read or has none of these columns.
     """
+    if not labelled:
+        return read_texts(source, labelled, **task)
     file = data_file(source, SUFFIXES)
     columns = columns_of_pairs(task, file)
     names = [*columns.texts, *([columns.label] if columns.label else [])]

@@ -12,7 +12,7 @@ The last form is that of bert-tf mine_negatives; the query may be named "anchor"
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from tasks.data.readers.rows import (
@@ -30,14 +30,9 @@ from tasks.data.readers.rows import (
 )
 
 
-def task_rows(
-    task: Mapping[str, Any], source: Source, labelled: bool
+def read_rankings(
+    source: Source, labelled: bool = True, **others: Any
 ) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    return read_rankings(source, labelled)
-
-
-def read_rankings(source: Source, labelled: bool = True) -> Iterator[Example | BadRow]:
     """Yield the queries of a file with their texts.
 
     The rows with one text of a query, wherever they are in the file, form one example, in the
@@ -46,6 +41,7 @@ def read_rankings(source: Source, labelled: bool = True) -> Iterator[Example | B
     Args:
         source: The file.
         labelled: Whether to read the relevance.
+        **others: Other values of a task.json, which are ignored.
 
     Yields:
         An `Example` with "query" and "texts", whose label has one entry per text as it is written;

@@ -482,39 +482,51 @@ def text_names(count: int) -> tuple[str, ...]:
 
 
 def read_texts(
-    task: Mapping[str, Any], source: Source, label: str | None, is_optional: bool = False
+    source: Source,
+    labelled: bool = True,
+    *,
+    text_columns: Sequence[str] = ("text",),
+    label_column: str | None = None,
+    unescape_html: bool = False,
+    multi_label: bool = False,
+    needs_label: bool = True,
+    **others: Any,
 ) -> Iterator[Example | BadRow]:
     """Yield the rows of a file with a text or pair in named columns.
 
     Args:
-        task: Values of a task.json: "text_columns", "unescape_html" and "multi_label".
         source: The file.
-        label: Column of the label, None to read none.
-        is_optional: Whether the file may lack this column.
+        labelled: Whether to read labels.
+        text_columns: Columns of the texts, one or two.
+        label_column: Column of the label; by default "label".
+        unescape_html: As of `read_rows`.
+        multi_label: Whether a label may be a list of strings.
+        needs_label: Whether the file must have the column of the label.
+        **others: Other values of a task.json, which are ignored.
     """
-    columns = task.get("text_columns", ("text",))
-    names, labels = text_names(len(columns)), [label] if label else []
+    names, label = text_names(len(text_columns)), label_column or "label"
+    labels = [label] if labelled else []
 
     def example(values, location):
-        texts = {name: values[column] for name, column in zip(names, columns, strict=True)}
-        return Example(texts, values.get(label), location)
+        texts = {name: values[column] for name, column in zip(names, text_columns, strict=True)}
+        return Example(texts, values.get(label) if labelled else None, location)
 
     return read_rows(
         source,
-        (*columns, *([] if is_optional else labels)),
-        task.get("unescape_html", False),
-        lists=labels if task.get("multi_label") else (),
-        optional=labels if is_optional else (),
+        (*text_columns, *(labels if needs_label else ())),
+        unescape_html,
+        lists=labels if multi_label else (),
+        optional=() if needs_label else labels,
         make=example,
     )
 
 
-def rows_with_optional_labels(
-    task: Mapping[str, Any], source: Source, labelled: bool
+def read_texts_with_optional_labels(
+    source: Source, labelled: bool = True, *, label_column: str | None = None, **task: Any
 ) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    column = task.get("label_column")
-    return read_texts(task, source, (column or "label") if labelled else None, column is None)
+    """Yield what `read_texts` does; only a `label_column` that is given has to exist."""
+    options = {"label_column": label_column, "needs_label": label_column is not None}
+    return read_texts(source, labelled, **options, **task)
 
 
 def _header_of(file):

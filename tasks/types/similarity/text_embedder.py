@@ -23,7 +23,7 @@ from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import FIELDS
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task import Loss, OutputSpec, Task, described
-from tasks.base.task_types import row_reader
+from tasks.base.task_types import read_rows_of
 from tasks.base.text_task import TextTask
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list, columns_of, without_axis
@@ -149,7 +149,8 @@ class SimilarityTask(TextTask):
     @classmethod
     def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
         """Create the task from a training file, whose columns choose the default of `loss`."""
-        rows = row_reader(cls.kind)(options, data, True) if not isinstance(data, FileRows) else data
+        is_read = isinstance(data, FileRows)
+        rows = data if is_read else read_rows_of({"kind": cls.kind, **options}, data)
         first = next(iter(raise_bad_rows(rows)), None)
         is_scored = first is not None and len(first.texts["text"]) == 2 and first.label is not None
         loss = options.setdefault("loss", "cosent" if is_scored else "contrastive")
