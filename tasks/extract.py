@@ -17,7 +17,7 @@ from tasks.base.task_types import check_unlabelled
 from tasks.prediction.output_shards import (
     FILE_FORMATS,
     OutputSettings,
-    vector_job,
+    VectorJob,
     write_output_shards,
 )
 
@@ -143,7 +143,7 @@ def _extract_shards(settings):
         "file_format"
     )
     common = {name: getattr(settings, name) for name in names.split()}
-    job = vector_job(settings.model, tuple(settings.columns), **common)
+    job = VectorJob(model=settings.model, columns=tuple(settings.columns), **common)
     recorded = {
         **common,
         "text_column": settings.text_column,

@@ -23,8 +23,7 @@ from tasks.data.readers.glue import check_submission
 from tasks.graph.published import published_task, published_version
 from tasks.prediction.output_shards import (
     OutputSettings,
-    published_job,
-    run_job,
+    PredictionJob,
     write_output_shards,
 )
 
@@ -120,7 +119,7 @@ def _log_rows(path, count, bad):
 def _predict_shards(settings):
     common = {"batch_size": settings.batch_size, "file_format": settings.file_format}
     if version := published_version(settings.run):
-        job = published_job(version, published_task(version), **common)
+        job = PredictionJob(model=version, task=published_task(version), **common)
     else:
         command.import_tensorflow()
         from tasks.graph.run_checkpoint import RunCheckpoint
@@ -128,7 +127,8 @@ def _predict_shards(settings):
         source = RunCheckpoint.open(settings.run, settings.checkpoint)
         _check_tuned(source)
         task = source.run.task or {"kind": "pretrained"}
-        job = run_job(settings.run, os.path.basename(source.path), task, **common)
+        name = os.path.basename(source.path)
+        job = PredictionJob(model=settings.run, task=task, checkpoint=name, **common)
     counts = write_output_shards(job, settings, settings.input, common, command.log)
     _log_rows(settings.output_dir, *counts)
 

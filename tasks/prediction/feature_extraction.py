@@ -4,21 +4,16 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from bert_tf.errors import UserError
-from bert_tf.storage import strict_json
 from bert_tf.storage.files import atomic_bytes_writer
-from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import use_precision
 from bert_tf.weights.sentence_transformers import KIND
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task_types import default_settings
 from tasks.data.readers.rows import Example, raise_bad_rows, read_rows
 from tasks.prediction.prediction_files import (
-    in_batches,
     outputs_with_progress,
-    write_array_header,
+    write_array,
     write_lines,
 )
 from tasks.types.similarity.embedding_model import LAYERS
@@ -102,53 +97,36 @@ def extract(
         UserError: A row is bad and the output is .npy, raised before any computation; or a vector
             for a .npy file is not finite.
     """
+    is_array = str(output_path).endswith(".npy")
 
     def rows():
-        return read_rows(input_path, columns, unescape_html)
-
-    if str(output_path).endswith(".npy"):
-        return _write_array(embedder, rows, columns, output_path, batch_size, log)
+        found = read_rows(input_path, columns, unescape_html)
+        return raise_bad_rows(found) if is_array else found
 
     def outputs(batch):
         return row_outputs(embedder, batch, columns, per_token)
 
-    return write_lines(output_path, outputs_with_progress(rows, outputs, batch_size, log))
-
-
-def row_outputs(
-    embedder: TextEmbedder, rows: Sequence[Example], columns: Sequence[str], per_token: bool
-) -> list[dict[str, Any]]:
-    """Return the vector of each row, or its tokens and their vectors, as JSON types by name."""
-    texts = _texts(embedder, rows, columns)
-    if not per_token:
-        return [{"vector": vector} for vector in embedder.predict(texts).tolist()]
-    return [
-        {"tokens": tokens, "vectors": vectors_LD.tolist()}
-        for tokens, vectors_LD in embedder.token_vectors(texts)
-    ]
-
-
-def _write_array(embedder, rows, columns, output_path, batch_size, log):
-    count = sum(1 for _ in raise_bad_rows(rows()))  # The .npy header contains the shape.
-    done = 0
-    with atomic_bytes_writer(output_path) as stream, Progress(log, "rows", count) as progress:
-        write_array_header(stream, count, embedder.vector_size)
-        for batch in in_batches(raise_bad_rows(rows()), batch_size):
-            vectors = embedder.predict(_texts(embedder, batch, columns))
-            for row, vector in zip(batch, vectors, strict=True):
-                if not np.isfinite(vector).all():
-                    raise UserError(f"{row.location}: {strict_json.NOT_FINITE}")
-            stream.write(vectors.tobytes())
-            done += len(batch)
-            progress.update(done)
-        if done != count:
+    count = sum(1 for _ in rows())  # The header of .npy contains it.
+    found = outputs_with_progress(rows(), count, outputs, batch_size, log)
+    if not is_array:
+        return write_lines(output_path, found)
+    with atomic_bytes_writer(output_path) as stream:
+        if write_array(stream, found, count) != count:
             raise UserError(
                 f"{output_path}: not written: the input changed while it was read; rerun"
             )
     return count, 0
 
 
-def _texts(embedder, rows, columns):
-    """Return the texts of rows by input name."""
-    texts = [[row.texts[column] for row in rows] for column in columns]
-    return dict(zip(embedder.task.input_names, texts, strict=True))
+def row_outputs(
+    embedder: TextEmbedder, rows: Sequence[Example], columns: Sequence[str], per_token: bool
+) -> list[dict[str, Any]]:
+    """Return the vector of each row, or its tokens and their vectors, as JSON types by name."""
+    in_order = [[row.texts[column] for row in rows] for column in columns]
+    texts = dict(zip(embedder.task.input_names, in_order, strict=True))
+    if not per_token:
+        return [{"vector": vector} for vector in embedder.predict(texts).tolist()]
+    return [
+        {"tokens": tokens, "vectors": vectors_LD.tolist()}
+        for tokens, vectors_LD in embedder.token_vectors(texts)
+    ]

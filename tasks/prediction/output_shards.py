@@ -9,6 +9,7 @@ DIR/manifest.json                        settings, model, input and the entries 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import glob
@@ -16,9 +17,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
-
-import numpy as np
+from typing import Any, ClassVar, Self
 
 from bert_tf.config import read_json_object
 from bert_tf.data.jobs import RunnerSettings
@@ -42,7 +41,7 @@ from tasks.prediction.prediction_files import (
     Outputs,
     outputs_of_rows,
     predict_batch,
-    write_array_header,
+    write_array,
 )
 
 FILE_FORMATS = ("jsonl", "parquet")
@@ -117,8 +116,8 @@ class OutputManifest(ShardManifest):
         """Build the manifest before any shard is written.
 
         The names of the files begin with `name`, such as "predictions". `plan` is all that
-        determines
-        the content of the shards, as JSON values: "settings", "model", "input" and "versions".
+        determines the content of the shards, as JSON values: "settings", "model", "input" and
+        "versions".
         """
         values = {"complete": False, "rows": 0, "bad_rows": 0, "plan": dict(plan), "shards": []}
         return cls(directory, values, shard_names(name, num_shards, file_format))
@@ -167,62 +166,64 @@ class OutputManifest(ShardManifest):
         return sum(of["rows"] for of in self.plan["input"])
 
 
-class Loaded(NamedTuple):
-    """A loaded model, as its worker uses it.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputJob(abc.ABC):
+    """A model and what it computes for each row. It is pickled.
 
     Attributes:
-        outputs: What it computes.
-        types: Name of the TensorFlow dtype, and number of list levels, by name of the output.
-    """
-
-    outputs: Outputs
-    types: Mapping[str, tuple[str, int]]
-
-
-class OutputJob(NamedTuple):
-    """A model and what it computes for each row. It is pickled, and so are its functions.
-
-    Attributes:
-        name: First part of the names of the files.
-        model_files: Files whose content determines the outputs.
-        rows: Returns the rows of a file, some of them `BadRow`s, without importing TensorFlow.
-        load: Loads the model.
         batch_size: Rows per batch.
         file_format: "jsonl" or "parquet"; of a model with one output, a vector, also "npy", which
             allows no bad rows.
     """
 
-    name: str
-    model_files: Sequence[str]
-    rows: Callable[[str], Iterable[Any]]
-    load: Callable[[], Loaded]
     batch_size: int
     file_format: str
 
+    name: ClassVar[str]  # First part of the names of the files.
+
+    @property
+    @abc.abstractmethod
+    def model_files(self) -> list[str]:
+        """Files whose content determines the outputs."""
+
+    @abc.abstractmethod
+    def rows(self, path: str) -> Iterable[Any]:
+        """Return the rows of a file, some of them `BadRow`s, without importing TensorFlow."""
+
+    @abc.abstractmethod
+    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
+        """Load the model.
+
+        Returns:
+            What it computes; and the name of the TensorFlow dtype, and the number of list levels,
+            by name of the output.
+        """
+
     def open(self) -> WriteShard:
         """Load the model and return the function that writes a shard."""
-        return functools.partial(self._write, self.load())
+        return functools.partial(self._write, *self.load())
 
-    def _write(self, loaded, number, path, spans):
+    def _write(self, outputs, types, number, path, spans):
         count = bad = 0
 
-        def lines() -> Iterator[dict[str, Any]]:
+        def pairs() -> Iterator[tuple[Any, dict[str, Any] | BadRow]]:
             nonlocal count, bad
-            rows = _rows_of(spans, self.rows)
-            for batch in outputs_of_rows(rows, loaded.outputs, self.batch_size):
+            for batch in outputs_of_rows(_rows_of(spans, self.rows), outputs, self.batch_size):
                 for row, output in batch:
                     count += 1
-                    if isinstance(output, BadRow):
-                        output = {"error": output.message}
-                        bad += 1
-                    yield {"row": row.location, **output}
+                    bad += isinstance(output, BadRow)
+                    yield row, output
+
+        def lines() -> Iterator[dict[str, Any]]:
+            for row, output in pairs():
+                is_bad = isinstance(output, BadRow)
+                yield {"row": row.location, **({"error": output.message} if is_bad else output)}
 
         with files.atomic_bytes_writer(path) as stream:
             if self.file_format == "parquet":
-                write_parquet(stream, path, lines(), loaded.types)
+                write_parquet(stream, path, lines(), types)
             elif self.file_format == "npy":
-                (name,) = loaded.types
-                _write_array(stream, lines(), name, sum(rows for *_, rows in spans))
+                write_array(stream, pairs(), sum(rows for *_, rows in spans))
             else:
                 for line in lines():
                     stream.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
@@ -235,102 +236,103 @@ class OutputJob(NamedTuple):
         }
 
 
-def _write_array(stream, lines, name, num_rows):
-    """Write the vector of each line, float32 (rows, size)."""
-    for number, line in enumerate(lines):
-        if "error" in line:
-            raise UserError(f"{line['row']}: {line['error']}")
-        vector = np.asarray(line[name], np.float32)
-        if number == 0:
-            write_array_header(stream, num_rows, len(vector))
-        stream.write(vector.tobytes())
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictionJob(OutputJob):
+    """The predictions of a run or of a published version.
 
-
-def run_job(run: str, checkpoint: str, task: Mapping[str, Any], **options: Any) -> OutputJob:
-    """Return the job of the predictions of a run with the values of task.json."""
-    weights = _all_files(os.path.join(run, "checkpoints", checkpoint))
-    paths = (os.path.join(run, name) for name in ("config.json", "task.json", "vocab.txt"))
-    model_files = [*weights, *filter(files.exists, paths)]
-    return _prediction_job(task, model_files, functools.partial(_run, run, checkpoint), options)
-
-
-def published_job(version: str, task: Mapping[str, Any], **options: Any) -> OutputJob:
-    """Return the job of the predictions of a version of a SavedModel; see `run_job`."""
-    load = functools.partial(_published, version)
-    return _prediction_job(task, _all_files(version), load, options)
-
-
-def _prediction_job(task, model_files, load_serving, options):
-    rows = functools.partial(_rows_of_task, task)
-    load = functools.partial(_load_predictions, load_serving)
-    return OutputJob("predictions", model_files, rows, load, **options)
-
-
-def _rows_of_task(task, path):
-    return read_rows_of(task, path, labelled=False)
-
-
-def _load_predictions(load_serving):
-    import_tensorflow()
-    serving = load_serving()
-    return Loaded(functools.partial(predict_batch, serving), serving.output_types())
-
-
-def _run(run, checkpoint):
-    """Return the `Serving` of a run."""
-    from bert_tf.train.distribution import use_precision
-    from tasks.model.loading import load_model
-
-    use_precision("float32")
-    return load_model(run, checkpoint=checkpoint).serving
-
-
-def _published(version):
-    """Return the `Serving` of a SavedModel."""
-    from tasks.graph.serving_functions import PublishedModel
-
-    return PublishedModel(version)
-
-
-def vector_job(
-    model: str,
-    columns: tuple[str, ...],
-    *,
-    unescape_html: bool,
-    layers: str | None,
-    pooling: str | None,
-    per_token: bool,
-    max_seq_length: int | None,
-    do_lower_case: bool | None,
-    prompt: str | None,
-    **options: Any,
-) -> OutputJob:
-    """Return the job of the vectors of a pretrained encoder.
-
-    `model` is any source of weights (`bert_tf.weights.sources`); the other arguments are values of
-    the flags of bert-tf extract.
+    Attributes:
+        model: Directory of the run or of the version.
+        task: Values of its task.json.
+        checkpoint: Name of the checkpoint of the run; `None` for a version.
     """
-    # A TensorFlow checkpoint is the prefix of its files.
-    is_directory = os.path.isdir(model)
-    model_files = _all_files(model) if is_directory else sorted(glob.glob(f"{glob.escape(model)}*"))
-    rows = functools.partial(read_rows, columns=columns, unescape_html=unescape_html)
-    chosen = (layers, pooling, max_seq_length, len(columns), prompt)
-    load = functools.partial(_load_vectors, model, do_lower_case, chosen, columns, per_token)
-    return OutputJob("vectors", model_files, rows, load, **options)
+
+    model: str
+    task: Mapping[str, Any]
+    checkpoint: str | None = None
+
+    name = "predictions"
+
+    @property
+    def model_files(self) -> list[str]:
+        """The files of the version, or of the checkpoint and what its run has for it."""
+        if self.checkpoint is None:
+            return _all_files(self.model)
+        names = ("config.json", "task.json", "vocab.txt")
+        return [
+            *_all_files(os.path.join(self.model, "checkpoints", self.checkpoint)),
+            *filter(files.exists, (os.path.join(self.model, name) for name in names)),
+        ]
+
+    def rows(self, path: str) -> Iterable[Any]:
+        """Return the rows of a file in a format of the task."""
+        return read_rows_of(self.task, path, labelled=False)
+
+    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
+        """Load the model; see `OutputJob`."""
+        import_tensorflow()
+        from bert_tf.train.distribution import use_precision
+        from tasks.graph.serving_functions import PublishedModel, Serving
+        from tasks.model.loading import load_model
+
+        serving: Serving
+        if self.checkpoint is None:
+            serving = PublishedModel(self.model)
+        else:
+            use_precision("float32")
+            serving = load_model(self.model, checkpoint=self.checkpoint).serving
+        return functools.partial(predict_batch, serving), serving.output_types()
 
 
-def _load_vectors(model, do_lower_case, chosen, columns, per_token):
-    import_tensorflow()
-    from bert_tf.weights.sources import read_pretrained
-    from tasks.prediction.feature_extraction import create_embedder, row_outputs
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorJob(OutputJob):
+    """The vectors of a pretrained encoder.
 
-    embedder = create_embedder(read_pretrained(model, do_lower_case), *chosen)
-    return Loaded(
-        lambda rows: row_outputs(embedder, rows, columns, per_token),
-        {"tokens": ("string", 1), "vectors": ("float32", 2)}
-        if per_token
-        else {"vector": ("float32", 1)},
-    )
+    `model` is any source of weights (`bert_tf.weights.sources`); the other fields are values of the
+    flags of tasks.extract.
+    """
+
+    model: str
+    columns: tuple[str, ...]
+    unescape_html: bool
+    layers: str | None
+    pooling: str | None
+    per_token: bool
+    max_seq_length: int | None
+    do_lower_case: bool | None
+    prompt: str | None
+
+    name = "vectors"
+
+    @property
+    def model_files(self) -> list[str]:
+        """The files of the directory, or of the prefix of a TensorFlow checkpoint."""
+        if os.path.isdir(self.model):
+            return _all_files(self.model)
+        return sorted(glob.glob(f"{glob.escape(self.model)}*"))
+
+    def rows(self, path: str) -> Iterable[Any]:
+        """Return the rows of a file with the columns."""
+        return read_rows(path, self.columns, self.unescape_html)
+
+    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
+        """Load the encoder; see `OutputJob`."""
+        import_tensorflow()
+        from bert_tf.weights.sources import read_pretrained
+        from tasks.prediction.feature_extraction import create_embedder, row_outputs
+
+        embedder = create_embedder(
+            read_pretrained(self.model, self.do_lower_case),
+            self.layers,
+            self.pooling,
+            self.max_seq_length,
+            len(self.columns),
+            self.prompt,
+        )
+        types = {"tokens": ("string", 1), "vectors": ("float32", 2)}
+        return (
+            lambda rows: row_outputs(embedder, rows, self.columns, self.per_token),
+            types if self.per_token else {"vector": ("float32", 1)},
+        )
 
 
 def _all_files(directory):

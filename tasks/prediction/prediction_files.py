@@ -57,14 +57,35 @@ def write_lines(path: str | os.PathLike, outputs: Iterable[tuple[Any, Any]]) -> 
     return count, bad
 
 
-def write_array_header(stream: BinaryIO, count: int, size: int) -> None:
-    """Write the header of a .npy file, which the bytes of float32 `(count, size)` follow."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-        "fortran_order": False,
-        "shape": (count, size),
-    }
-    np.lib.format.write_array_header_1_0(stream, header)
+def write_array(stream: BinaryIO, outputs: Iterable[tuple[Any, Any]], count: int) -> int:
+    """Write the outputs of `outputs_with_progress`, a vector each, as the array of a .npy file.
+
+    Args:
+        stream: Binary stream that receives the file.
+        outputs: Pairs of a row and {name: vector}.
+        count: Number of rows in the header.
+
+    Returns:
+        Number of rows that were written.
+
+    Raises:
+        UserError: At a bad row.
+    """
+    written = 0
+    for _, output in outputs:
+        if isinstance(output, BadRow):
+            raise UserError(str(output))
+        vector = np.array(*output.values(), np.float32)
+        if not written:
+            header = {
+                "descr": np.lib.format.dtype_to_descr(vector.dtype),
+                "fortran_order": False,
+                "shape": (count, len(vector)),
+            }
+            np.lib.format.write_array_header_1_0(stream, header)
+        stream.write(vector.tobytes())
+        written += 1
+    return written
 
 
 def submit(
@@ -110,17 +131,18 @@ def _outputs_of_file(model, path, batch_size, log):
         return model.task.iter_examples(path, labelled=False)
 
     check_any_good(rows())  # Again, since a remote run was not read before.
+    count = sum(1 for _ in rows())
     yield from outputs_with_progress(
-        rows, lambda batch: predict_batch(model.serving, batch), batch_size, log
+        rows(), count, lambda batch: predict_batch(model.serving, batch), batch_size, log
     )
 
 
 def outputs_with_progress(
-    rows: Callable[[], Iterable[Any]], outputs: Outputs, batch_size: int, log: Callable[[str], None]
+    rows: Iterable[Any], count: int, outputs: Outputs, batch_size: int, log: Callable[[str], None]
 ) -> Iterator[tuple[Any, dict[str, Any] | BadRow]]:
-    """Yield the pairs of `outputs_of_rows`; `rows` is called twice, first to count them."""
-    with Progress(log, "rows", sum(1 for _ in rows())) as progress:
-        for batch in outputs_of_rows(rows(), outputs, batch_size):
+    """Yield the pairs of `outputs_of_rows` for `count` rows."""
+    with Progress(log, "rows", count) as progress:
+        for batch in outputs_of_rows(rows, outputs, batch_size):
             yield from batch
             progress.update(progress.done + len(batch))
 
