@@ -16,7 +16,7 @@ from bert_tf.system import command
 from tasks.base.task_types import check_run, read_file
 from tasks.data.readers.retrieval import RetrievalDataset, read_qrels
 from tasks.data.readers.rows import FileRows, check_good
-from tasks.prediction.embedders import check_embedder, open_embedder
+from tasks.prediction.retrieval import check_embedder, open_embedder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,9 +23,8 @@ from bert_tf.storage import files, paths, strict_json
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base.task_types import check_unlabelled
-from tasks.metrics.nearest_vectors import normalized
-from tasks.prediction.embedders import QUERY_PROMPTS, prompt_of
-from tasks.prediction.rankers import check_ranker, open_ranker, rerank
+from tasks.metrics.retrieval import normalized
+from tasks.prediction.retrieval import QUERY_PROMPTS, check_ranker, open_ranker, prompt_of, rerank
 from tasks.prediction.vector_files import ApproximateIndex, Vectors, build_index, index_path
 
 MIN_COSINE = 0.999  # Of a row to its vector; other batches change the last digits.

@@ -6,14 +6,15 @@ import tensorflow as tf
 from bert_tf import Vocabulary
 from bert_tf.text.packing import Packed
 from tasks.data.windows import Windows
-from tasks.types.tagging.entity_labels import (
+from tasks.types.tagging import (
     NO_LABEL,
     BioLabels,
+    entities,
     first_pieces,
+    in_windows,
     join_words,
     label_words,
 )
-from tasks.types.tagging.entity_spans import entities, in_windows
 
 ENTRIES = (
     "[PAD] [UNK] [CLS] [SEP] [MASK] paris london berlin ##er ##s anna u s it don t new york city "

@@ -59,11 +59,9 @@ class TaskType:
 TASK_TYPES = {
     "classification": TaskType("tasks.types.classification.text_classifier:ClassificationTask"),
     "regression": TaskType("tasks.types.regression:RegressionTask"),
-    "tagging": TaskType(
-        "tasks.types.tagging.token_classifier:TaggingTask", "tasks.data.readers.tagged:read_tagged"
-    ),
+    "tagging": TaskType("tasks.types.tagging:TaggingTask", "tasks.data.readers.tagged:read_tagged"),
     "span_qa": TaskType(
-        "tasks.types.question_answering.question_answerer:QuestionAnsweringTask",
+        "tasks.types.question_answering:QuestionAnsweringTask",
         "tasks.data.readers.squad:read_questions",
         defaults={"max_seq_length": 384},
     ),
@@ -76,7 +74,7 @@ TASK_TYPES = {
         defaults={"max_seq_length": 256, "global_batch_size": 8, "learning_rate": 2e-5},
     ),
     "anomaly": TaskType(
-        "tasks.types.anomaly.anomaly_detector:AnomalyTask",
+        "tasks.types.anomaly:AnomalyTask",
         "tasks.data.readers.rows:read_texts_with_optional_labels",
         needs_dev=True,
         has_teacher=False,

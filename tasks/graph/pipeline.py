@@ -18,8 +18,7 @@ from tasks.base.task import OutputSpec, SignatureSpec, Task
 from tasks.data.examples import Tensors
 from tasks.data.windows import Windows
 from tasks.graph.chunking import run_in_chunks, run_in_packed_batches, run_texts_in_chunks
-from tasks.graph.heads import on_grid
-from tasks.graph.pooling import mean_of_tokens
+from tasks.graph.heads import mean_of_tokens, on_grid
 
 TOKENIZE_OUTPUTS = {
     "input_ids": OutputSpec("token ids, which are line numbers of assets.extra/vocab.txt from 0"),

@@ -18,7 +18,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
 from tasks.data.readers.rows import import_pyarrow
-from tasks.metrics.nearest_vectors import VECTORS_PER_BLOCK, nearest_in_blocks, normalized
+from tasks.metrics.retrieval import VECTORS_PER_BLOCK, nearest_in_blocks, normalized
 from tasks.prediction.output_shards import OutputManifest
 
 SAMPLE = 100  # Vectors whose neighbors are compared with the exact ones.
@@ -85,7 +85,7 @@ class Vectors:
         return vectors_nD
 
     def nearest(self, queries_QD: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the K most similar vectors; see `tasks.metrics.nearest_vectors.nearest`."""
+        """Return the K most similar vectors; see `tasks.metrics.retrieval.nearest`."""
         return nearest_in_blocks(self.blocks(), queries_QD, top_k)
 
     def _array(self, path):

@@ -16,8 +16,7 @@ import numpy as np
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import squared_difference, squared_error
-from tasks.base.task import OutputSpec, described
-from tasks.base.text_task import LabelledTextTask
+from tasks.base.task import LabelledTextTask, OutputSpec, described
 from tasks.data.examples import Arrays, EncodedExamples, Tensors
 from tasks.data.windows import Windows
 from tasks.graph.heads import SequenceClassifier

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_tf import Tokenizer, UserError, Vocabulary
-from tasks.types.tagging.entity_labels import (
+from tasks.types.tagging import (
     NO_LABEL,
     BioLabels,
     entity_type,

@@ -9,8 +9,7 @@ import tensorflow as tf
 from bert_tf import Tokenizer
 from bert_tf.text.packing import Packed
 from tasks.data.windows import Windows
-from tasks.types.tagging.entity_labels import label_spans, word_predictions
-from tasks.types.tagging.entity_spans import entities, in_text_order
+from tasks.types.tagging import entities, in_text_order, label_spans, word_predictions
 from tests.entities import (
     BIO,
     VOCABULARY,

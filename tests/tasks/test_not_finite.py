@@ -20,9 +20,9 @@ from tasks.prediction.feature_extraction import create_embedder, extract
 from tasks.prediction.prediction_files import outputs_of_rows
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 from tasks.types.regression import RegressionTask
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 
 NOT_FINITE = re.escape(strict_json.NOT_FINITE)

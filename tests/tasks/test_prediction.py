@@ -19,7 +19,7 @@ from tasks.predict import PredictSettings, main
 from tasks.prediction.prediction_files import predict
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 from tests import small
 
 

@@ -15,7 +15,7 @@ from tasks.predict import PredictSettings
 from tasks.prediction.output_shards import PredictionJob, VectorJob
 from tasks.prediction.prediction_files import predict
 from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 
 pytestmark = pytest.mark.medium

@@ -36,8 +36,7 @@ from tasks.base.plots import (
     draw_precision_recall,
     draw_reliability,
 )
-from tasks.base.task import Loss, OutputSpec, described
-from tasks.base.text_task import LabelledTextTask
+from tasks.base.task import LabelledTextTask, Loss, OutputSpec, described
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import as_list

@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.model.dense import dense
 from bert_tf.weights.pretrained_encoder import Encoder
-from tasks.graph.pooling import POOLING
+from tasks.graph.heads import POOLING
 
 # By name: number of last layers, and their combination. Embeddings are not a layer.
 LAYERS = {
