@@ -51,6 +51,7 @@ from tasks.data.windows import Windows, one_window_each
 
 Loss = Callable[..., tf.Tensor]
 Tokenize = Callable[[tf.Tensor], Tokens]  # Of a `Tokenizer`.
+TRUNCATIONS = ("head", "tail", "head_tail")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +107,14 @@ def cut_lists(row: Mapping[str, Any], count: int) -> dict[str, Any]:
     return {
         name: value[:count] if isinstance(value, list) else value for name, value in row.items()
     }
+
+
+def top2_gap(values: tf.Tensor) -> tf.Tensor:
+    """Return the difference of the two largest values along the last axis, inf if it has one."""
+    if values.shape[-1] == 1:
+        return tf.fill(tf.shape(values)[:-1], float("inf"))
+    best, next_best = tf.unstack(tf.math.top_k(values, 2).values, axis=-1)
+    return best - next_best
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -581,9 +590,6 @@ def task_from_dict(values: Mapping[str, Any]) -> Task:
     del values["kind"]
     of_kind = task_type(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
     return imported(of_kind.class_path).from_dict(values)
-
-
-TRUNCATIONS = ("head", "tail", "head_tail")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Published SavedModels on disk, without TensorFlow. `tasks.graph.serving_functions` loads them."""
+"""Published SavedModels on disk, without TensorFlow. `tasks.graph.pipeline` loads them."""
 
 from __future__ import annotations
 

@@ -15,6 +15,13 @@ import numpy as np
 
 VECTORS_PER_BLOCK = 16_384
 QUERIES_PER_BLOCK = 1024  # With it a block of similarities takes 64 MiB.
+CUTOFFS_OF_RECALL = (1, 5, 10, 100)
+CUTOFF = 10  # Of the reciprocal rank and of nDCG.
+# Documents of a ranking that the mean average precision sees, as in runs of TREC.
+DEPTH = 1000
+_Query = TypeVar("_Query", bound=Hashable)
+_Document = TypeVar("_Document", bound=Hashable)
+_OTHERS = (f"mrr@{CUTOFF}", f"ndcg@{CUTOFF}", "map")
 
 
 def nearest(
@@ -90,15 +97,6 @@ def _largest(values_qn, top_k):
     return indices_qk, np.take_along_axis(values_qn, indices_qk, axis=1)
 
 
-CUTOFFS_OF_RECALL = (1, 5, 10, 100)
-CUTOFF = 10  # Of the reciprocal rank and of nDCG.
-# Documents of a ranking that the mean average precision sees, as in runs of TREC.
-DEPTH = 1000
-
-_Query = TypeVar("_Query", bound=Hashable)
-_Document = TypeVar("_Document", bound=Hashable)
-
-
 def retrieval_metrics(
     relevance: Mapping[_Query, Mapping[_Document, float]],
     rankings: Mapping[_Query, Sequence[_Document]],
@@ -120,9 +118,6 @@ def retrieval_metrics(
     names = (*(f"recall@{cutoff}" for cutoff in CUTOFFS_OF_RECALL), *_OTHERS)
     means = np.mean(each, axis=0) if each else np.zeros(len(names))
     return dict(zip(names, means.tolist(), strict=True))
-
-
-_OTHERS = (f"mrr@{CUTOFF}", f"ndcg@{CUTOFF}", "map")
 
 
 def _of_query(judged, ranking):

@@ -271,7 +271,7 @@ class PredictionJob(OutputJob):
         """Load the model; see `OutputJob`."""
         import_tensorflow()
         from bert_tf.train.distribution import use_precision
-        from tasks.graph.serving_functions import PublishedModel, Serving
+        from tasks.graph.pipeline import PublishedModel, Serving
         from tasks.model.loading import load_model
 
         serving: Serving

@@ -18,7 +18,7 @@ from tasks.data.readers.glue import GLUE, check_submission, submission_lines
 from tasks.data.readers.rows import BadRow, check_any_good
 
 if TYPE_CHECKING:
-    from tasks.graph.serving_functions import Serving
+    from tasks.graph.pipeline import Serving
     from tasks.model.task_model import TaskModel
 
 _Row = TypeVar("_Row")

@@ -30,6 +30,7 @@ TEXTS_PER_BLOCK = 16_384  # Their vectors are in memory.
 # Names of prompts before queries and documents, as encode_query and encode_document of
 # sentence-transformers look for them.
 QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
+_EXPECTED_RANKER = "expected a run of task ranking, or a cross-encoder with one output"
 
 
 def check_embedder(path: str, checkpoint: str | None = None) -> None:
@@ -111,9 +112,6 @@ def vectors_in_blocks(
                 raise UserError(f"{what}: {strict_json.NOT_FINITE}")
             yield vectors_nD
             progress.update(progress.done + len(batch))
-
-
-_EXPECTED_RANKER = "expected a run of task ranking, or a cross-encoder with one output"
 
 
 def check_ranker(path: str) -> None:

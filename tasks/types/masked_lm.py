@@ -22,8 +22,7 @@ from bert_tf.text.masked_text import MASK, tokenize_masked
 from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.decisions import top2_gap
-from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize
+from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize, top2_gap
 from tasks.data.examples import Tensors
 from tasks.data.readers.memory import columns_of
 from tasks.data.windows import Windows, one_window_each

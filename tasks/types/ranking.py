@@ -25,8 +25,7 @@ from bert_tf.train.losses import (
     listwise_softmax_cross_entropy,
     softmax_divergence,
 )
-from tasks.base.decisions import top2_gap
-from tasks.base.task import Loss, OutputSpec, Task, Tokenize
+from tasks.base.task import Loss, OutputSpec, Task, Tokenize, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.rows import FileRows, Source
 from tasks.data.windows import Windows, pair_windows

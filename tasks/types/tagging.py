@@ -31,7 +31,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
@@ -42,24 +42,19 @@ from bert_tf.errors import UserError
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
-from tasks.base.decisions import top2_gap
 from tasks.base.plots import MAX_LABELS, Plot, draw_bars
-from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described
+from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list, named, without_axis
 from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
 from tasks.data.readers.tagged import Entity, WordTags, entities_of, to_bio
-from tasks.data.substrings import cut_disjoint
 from tasks.data.windows import Windows, pack_windows
 from tasks.graph.heads import TokenModel
 from tasks.metrics.entities import entity_scores, strict_f1
 from tasks.model.task_model import TaskModel
 
-if TYPE_CHECKING:
-    from bert_tf.text.tokenizer import Tokens
-    from bert_tf.text.vocabulary import Vocabulary
-
 NO_LABEL = -1
+FEW_TYPES = 20  # With more entity types there are no metrics per type.
 
 
 def entity_type(tag: str, location: str) -> str | None:
@@ -140,7 +135,7 @@ class TokenLabels(NamedTuple):
     splits: np.ndarray
 
 
-def first_pieces(vocabulary: "Vocabulary") -> np.ndarray:
+def first_pieces(vocabulary: Vocabulary) -> np.ndarray:
     """Return bool `(V,)`, whether an entry begins a basic token, that is, has no "##"."""
     return np.array([not entry.startswith("##") for entry in vocabulary.entries])
 
@@ -158,7 +153,7 @@ def join_words(sentences: Sequence[Sequence[str]]) -> JoinedWords:
 def label_words(
     bio: BioLabels,
     words: JoinedWords,
-    tokens: "Tokens",
+    tokens: Tokens,
     label_ids_N: np.ndarray,
     is_first_T: np.ndarray,
 ) -> TokenLabels:
@@ -184,7 +179,7 @@ def label_words(
 def label_spans(
     bio: BioLabels,
     texts: Sequence[str],
-    tokens: "Tokens",
+    tokens: Tokens,
     spans: Sequence[Sequence[tuple[int, int, str]]],
     is_first_T: np.ndarray,
 ) -> tuple[TokenLabels, int, int]:
@@ -344,6 +339,31 @@ def entities(
     }
 
 
+def cut_disjoint(
+    texts: tf.Tensor, text_M: tf.Tensor, start_M: tf.Tensor, end_M: tf.Tensor
+) -> tf.Tensor:
+    """Return substrings that overlap little, between character offsets.
+
+    Characters are counted as in the tokenizer: invalid UTF-8 counts as in bytes.decode("utf-8",
+    "replace"). Memory grows with the characters of the texts and of the substrings.
+
+    Args:
+        texts: string `(B,)`.
+        text_M: int `(M,)`, index of each substring's text.
+        start_M: int `(M,)`, first character.
+        end_M: int `(M,)`, character after the last.
+
+    Returns:
+        string `(M,)`.
+    """
+    codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
+    begin_M = tf.gather(codes.row_starts(), text_M)
+    positions = tf.ragged.range(
+        begin_M + tf.cast(start_M, tf.int64), begin_M + tf.cast(end_M, tf.int64)
+    )
+    return tf.strings.unicode_encode(tf.gather(codes.flat_values, positions), "UTF-8")
+
+
 def min_top2_gap(windows: Windows, logits: tf.Tensor, num_texts: int | tf.Tensor) -> tf.Tensor:
     """Return the smallest gap of probability between a token's two best labels, per text.
 
@@ -420,9 +440,6 @@ def _coordinates(windows, position):
 
 def _at_positions(windows, values, position):
     return tf.gather_nd(values, tf.stack(_coordinates(windows, position), axis=-1))
-
-
-FEW_TYPES = 20  # With more entity types there are no metrics per type.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from bert_tf.system import command, progress
 from tasks.data.readers.choices import read_choices
 from tasks.data.readers.glue import read_glue
 from tasks.data.readers.rows import raise_bad_rows
-from tasks.graph.serving_functions import ServingFunctions
+from tasks.graph.pipeline import ServingFunctions
 from tasks.predict import PredictSettings, main
 from tasks.prediction.prediction_files import predict
 from tasks.types.classification.text_classifier import ClassificationTask

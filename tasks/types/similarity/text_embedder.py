@@ -40,8 +40,7 @@ from tasks.data.readers.rows import (
 )
 from tasks.data.windows import Windows
 from tasks.graph.heads import POOLING
-from tasks.graph.pipeline import Pipeline
-from tasks.graph.serving_functions import ROWS_PER_CALL
+from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline
 from tasks.metrics.regression import pearson, spearman
 from tasks.metrics.retrieval import normalized
 from tasks.model.task_model import TaskModel
