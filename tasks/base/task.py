@@ -13,7 +13,7 @@ import abc
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import keras
@@ -100,6 +100,12 @@ class SignatureSpec:
 def described(description: str, default: Any = dataclasses.MISSING) -> Any:
     """Return a dataclass field that predictions depend on, with its meaning for people."""
     return dataclasses.field(default=default, metadata={"description": description})
+
+
+def check_choice(name: str, value: Any, known: Collection[str]) -> None:
+    """Raise UserError, which names a field, if its value is not one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise UserError(f"{name}={value!r:.80}: expected one of {', '.join(known)}")
 
 
 def cut_lists(row: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -617,11 +623,7 @@ class TextTask(Task):
 
         `pairs` stands for the columns text_a and text_b.
         """
-        truncation = options.get("truncation", "head")
-        if truncation not in TRUNCATIONS:
-            raise UserError(
-                f"truncation={truncation!r:.80}: expected one of {', '.join(TRUNCATIONS)}"
-            )
+        check_choice("truncation", options.get("truncation", "head"), TRUNCATIONS)
         columns = ("text_a", "text_b") if pairs else ("text",)
         return cls(max_seq_length=max_seq_length, text_columns=columns, **options)
 

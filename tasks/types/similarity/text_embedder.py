@@ -25,7 +25,7 @@ from bert_tf.train.losses import BatchLoss
 from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import FIELDS
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, described
+from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, check_choice, described
 from tasks.base.task_types import read_rows_of
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list, columns_of, without_axis
@@ -65,22 +65,9 @@ PAIR = ("text_a", "text_b")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimilarityTask(TextTask):
-    """One vector per text, or per pair of texts.
+    """One vector per text, or per pair of texts; for the other fields see `TextEmbedder`.
 
     Attributes:
-        layers: A key of LAYERS.
-        pooling: A key of POOLING, or several joined by "+", whose vectors are concatenated.
-        dense_units: Outputs of each dense layer after pooling.
-        dense_activations: A key of ACTIVATIONS per dense layer.
-        normalize: Whether vectors have the norm 1.
-        prompts: Texts that are put before a text, by name.
-        default_prompt: Name of the prompt that every text gets, or `None`.
-        similarity: A key of SIMILARITIES.
-        loss: One of LOSSES.
-        loss_temperature: Divisor of cosines in the losses "contrastive" and "cosent".
-        symmetric: Whether the contrastive loss also looks for the anchor of each positive.
-        triplet_margin: Difference of distances in the loss "triplet".
-        matryoshka_dims: Sizes of the prefixes of vectors that are trained to be vectors themselves.
         pair_columns: Columns of the two texts of a labelled row; found by their names if empty.
         negatives_column: Column of hard negatives; found by its name if `None`.
     """
@@ -106,14 +93,8 @@ class SimilarityTask(TextTask):
     negatives_column: str | None = None
 
     def __post_init__(self) -> None:
-        for name, expected in (
-            ("layers", LAYERS),
-            ("similarity", SIMILARITIES),
-            ("loss", LOSSES),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in expected:
-                raise UserError(f"{name}={value!r:.80}: expected one of {', '.join(expected)}")
+        for name, known in (("layers", LAYERS), ("similarity", SIMILARITIES), ("loss", LOSSES)):
+            check_choice(name, getattr(self, name), known)
         if not isinstance(self.pooling, str) or not set(self.pooling.split("+")) <= set(POOLING):
             raise UserError(
                 f"pooling={self.pooling!r:.80}: expected one of {', '.join(POOLING)}, or several "
@@ -121,11 +102,8 @@ class SimilarityTask(TextTask):
             )
         if not self.loss_temperature > 0:
             raise UserError(f"loss_temperature={self.loss_temperature}: expected a number > 0")
-        for name in (
-            "dense_units",
-            "dense_activations",
-            "matryoshka_dims",
-        ):  # Lists are accepted in Python.
+        # Lists are accepted in Python.
+        for name in ("dense_units", "dense_activations", "matryoshka_dims"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("dense_units", "matryoshka_dims"):
             if any(type(size) is not int or size < 1 for size in getattr(self, name)):
@@ -202,14 +180,15 @@ class SimilarityTask(TextTask):
     @property
     def losses(self) -> Mapping[str, BatchLoss]:
         """The loss of the embeddings of a row."""
-        options = {
-            "loss": self.loss,
-            "temperature": self.loss_temperature,
-            "margin": self.triplet_margin,
-        }
-        options |= {"symmetric": self.symmetric, "margin": self.triplet_margin}
-        options |= {"sizes": self.matryoshka_dims}
-        return {"embedding": BatchLoss(embedding_loss, **options)}
+        loss = BatchLoss(
+            embedding_loss,
+            loss=self.loss,
+            temperature=self.loss_temperature,
+            symmetric=self.symmetric,
+            margin=self.triplet_margin,
+            sizes=self.matryoshka_dims,
+        )
+        return {"embedding": loss}
 
     @property
     def soft_losses(self) -> Mapping[str, Loss]:
@@ -497,16 +476,6 @@ class SimilarityTask(TextTask):
         compare = SIMILARITIES[self.similarity]
         scores = compare(tf.constant(vectors[:, 0]), tf.constant(vectors[:, 1])).numpy()
         return {"spearman": spearman(labels, scores), "pearson": pearson(labels, scores)}
-
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the vectors, float32 `(N, D)`."""
-        return dict(outputs)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return infinity, since nothing is decided."""
-        return tf.fill(tf.shape(predictions["embedding"])[:1], float("inf"))
 
 
 def _lists(column, name):
