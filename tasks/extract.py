@@ -14,7 +14,7 @@ from bert_tf.errors import UserError
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base.task_types import check_unlabelled
-from tasks.prediction.output_shards import (
+from tasks.prediction.outputs import (
     FILE_FORMATS,
     OutputSettings,
     VectorJob,

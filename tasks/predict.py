@@ -21,9 +21,11 @@ from bert_tf.system import command
 from tasks.base.task_types import check_run, check_unlabelled
 from tasks.data.readers.glue import check_submission
 from tasks.graph.published import published_task, published_version
-from tasks.prediction.output_shards import (
+from tasks.prediction.outputs import (
     OutputSettings,
     PredictionJob,
+    predict,
+    submit,
     write_output_shards,
 )
 
@@ -88,7 +90,6 @@ def main(settings: PredictSettings) -> None:
     """Predict the input file and log the number of rows, or print the prediction of the text."""
     # Imported here, since they import TensorFlow, which flags and inputs are checked before.
     from bert_tf.storage.ownership import sole_output
-    from tasks.prediction.prediction_files import predict, submit
 
     if settings.text:
         model = _load(settings)

@@ -11,7 +11,7 @@ from bert_tf.weights.sentence_transformers import KIND
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task_types import default_settings
 from tasks.data.readers.rows import Example, raise_bad_rows, read_rows
-from tasks.prediction.prediction_files import (
+from tasks.prediction.outputs import (
     outputs_with_progress,
     write_array,
     write_lines,

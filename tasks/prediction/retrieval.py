@@ -20,7 +20,7 @@ from bert_tf.system.progress import Progress
 from bert_tf.weights import sources
 from tasks.data.readers.retrieval import Relevance, RetrievalDataset
 from tasks.metrics.retrieval import DEPTH, nearest, nearest_in_blocks, normalized, retrieval_metrics
-from tasks.prediction.prediction_files import in_batches
+from tasks.prediction.outputs import in_batches
 
 if TYPE_CHECKING:
     from tasks.types.ranking import TextRanker

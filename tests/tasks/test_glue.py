@@ -13,7 +13,7 @@ from tasks.base.task_types import DATASETS
 from tasks.finetuning.recipe import finetune
 from tasks.graph.pipeline import ServingFunctions
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import submit
+from tasks.prediction.outputs import submit
 from tests import small
 
 _OF_NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"

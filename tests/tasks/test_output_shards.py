@@ -13,7 +13,7 @@ import pytest
 from bert_tf import UserError
 from bert_tf.data import jobs, sharded_output
 from bert_tf.system import progress
-from tasks.prediction.output_shards import OutputSettings, spans, write_output_shards
+from tasks.prediction.outputs import OutputSettings, spans, write_output_shards
 from tasks.prediction.vector_files import Vectors, index_path
 from tests.corpus import run_here
 from tests.tasks import text_lengths

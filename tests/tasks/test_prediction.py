@@ -16,7 +16,7 @@ from tasks.data.readers.glue import read_glue
 from tasks.data.readers.rows import raise_bad_rows
 from tasks.graph.pipeline import ServingFunctions
 from tasks.predict import PredictSettings, main
-from tasks.prediction.prediction_files import predict
+from tasks.prediction.outputs import predict
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering import QuestionAnsweringTask

@@ -12,8 +12,7 @@ from tasks.base.task import task_from_dict
 from tasks.graph.published import published_task, published_version
 from tasks.model.loading import load_model
 from tasks.predict import PredictSettings
-from tasks.prediction.output_shards import PredictionJob, VectorJob
-from tasks.prediction.prediction_files import predict
+from tasks.prediction.outputs import PredictionJob, VectorJob, predict
 from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
 from tasks.types.tagging import TaggingTask
 from tests import small

@@ -18,7 +18,7 @@ from tasks.finetuning.settings import FinetuneSettings
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import predict
+from tasks.prediction.outputs import predict
 from tasks.types import question_answering
 from tasks.types.question_answering import QuestionAnsweringTask
 from tests import small

@@ -3,7 +3,7 @@
 import dataclasses
 
 from tasks.data.readers.rows import read_rows
-from tasks.prediction.output_shards import OutputJob
+from tasks.prediction.outputs import OutputJob
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

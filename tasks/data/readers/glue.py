@@ -40,7 +40,6 @@ class GlueTask:
         label_column: Name of the label column; `None` if no labels are published.
         labels: Labels in their published order; empty for regression.
         metrics: Published metrics.
-        submissions: Submission file per test set.
         columns_without_header: All columns of train and dev files without a header.
         has_malformed: Whether the labelled files contain malformed lines.
         counts_from_end: Whether the number of columns before the texts may vary.
@@ -50,7 +49,6 @@ class GlueTask:
     label_column: str | None
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    submissions: tuple[str, ...]
     columns_without_header: tuple[str, ...] = ()
     has_malformed: bool = False
     counts_from_end: bool = False
@@ -77,30 +75,24 @@ GLUE = {
         "label",
         _BINARY,
         ("matthews",),
-        ("CoLA.tsv",),
         columns_without_header=("source", "label", "author's mark", "sentence"),
     ),
-    "sst2": GlueTask(("sentence",), "label", _BINARY, ("accuracy",), ("SST-2.tsv",)),
-    "mrpc": GlueTask(
-        ("#1 String", "#2 String"), "Quality", _BINARY, ("accuracy", "f1"), ("MRPC.tsv",)
-    ),
+    "sst2": GlueTask(("sentence",), "label", _BINARY, ("accuracy",)),
+    "mrpc": GlueTask(("#1 String", "#2 String"), "Quality", _BINARY, ("accuracy", "f1")),
     "qqp": GlueTask(
         ("question1", "question2"),
         "is_duplicate",
         _BINARY,
         ("accuracy", "f1"),
-        ("QQP.tsv",),
         has_malformed=True,
     ),
-    "stsb": GlueTask(
-        _SENTENCES, "score", (), ("pearson", "spearman"), ("STS-B.tsv",), counts_from_end=True
-    ),
-    "mnli": GlueTask(_SENTENCES, "gold_label", _NLI, ("accuracy",), ("MNLI-m.tsv", "MNLI-mm.tsv")),
-    "qnli": GlueTask(("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), ("QNLI.tsv",)),
-    "rte": GlueTask(_SENTENCES, "label", _ENTAILMENT, ("accuracy",), ("RTE.tsv",)),
-    "wnli": GlueTask(_SENTENCES, "label", _BINARY, ("accuracy",), ("WNLI.tsv",)),
+    "stsb": GlueTask(_SENTENCES, "score", (), ("pearson", "spearman"), counts_from_end=True),
+    "mnli": GlueTask(_SENTENCES, "gold_label", _NLI, ("accuracy",)),
+    "qnli": GlueTask(("question", "sentence"), "label", _ENTAILMENT, ("accuracy",)),
+    "rte": GlueTask(_SENTENCES, "label", _ENTAILMENT, ("accuracy",)),
+    "wnli": GlueTask(_SENTENCES, "label", _BINARY, ("accuracy",)),
     # The diagnostic set has no labels; a model of MNLI predicts it.
-    "ax": GlueTask(_SENTENCES, None, _NLI, ("matthews",), ("AX.tsv",)),
+    "ax": GlueTask(_SENTENCES, None, _NLI, ("matthews",)),
 }
 _INDEX_COLUMNS = ("index", "id")
 _HIGHEST_SCORE = 5.0
