@@ -23,8 +23,6 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.storage.strict_json import field
-from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.base.plots import Plot
@@ -47,7 +45,7 @@ from tasks.data.readers.rows import (
     raise_bad_rows,
     text_names,
 )
-from tasks.data.windows import Windows, one_window_each
+from tasks.data.windows import Windows, one_window_each, pack_texts
 
 Loss = Callable[..., tf.Tensor]
 Tokenize = Callable[[tf.Tensor], Tokens]  # Of a `Tokenizer`.
@@ -635,11 +633,9 @@ class TextTask(Task):
 
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and truncate texts to one window each."""
-        names = self.input_names
-        budget = token_budget(len(names), self.max_seq_length)
-        # Only the ends that truncation may keep are tokenized; `pack` truncates pairs together.
-        segments = [tokenize_ends(tokenize, texts[name], budget, self.truncation) for name in names]
-        return one_window_each(pack(segments, vocabulary, self.max_seq_length, self.truncation))
+        in_order = (texts[name] for name in self.input_names)
+        options = self.max_seq_length, self.truncation
+        return one_window_each(pack_texts(in_order, tokenize, vocabulary, *options))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

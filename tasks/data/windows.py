@@ -9,7 +9,7 @@ it, (L) tokens of a packed window, all ragged; C choices of an example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -87,6 +87,29 @@ class Windows(NamedTuple):
         return tf.tensor_scatter_nd_update(
             tf.fill([num_examples, num_choices], -1), indices, tf.range(count)
         )
+
+
+def pack_texts(
+    texts: Iterable[tf.Tensor],
+    tokenize: Callable[[tf.Tensor], Tokens],
+    vocabulary: Vocabulary,
+    max_seq_length: int,
+    truncation: str = "head",
+) -> Packed:
+    """Tokenize and truncate texts, or pairs of them, to one sequence each.
+
+    Args:
+        texts: String `(B,)` per segment.
+        tokenize: Method of `Tokenizer`.
+        vocabulary: Vocabulary of the ids.
+        max_seq_length: Maximum tokens per sequence.
+        truncation: "head", "tail" or "head_tail" (`bert_tf.text.packing.pack`).
+    """
+    texts = list(texts)
+    budget = token_budget(len(texts), max_seq_length)
+    # Only the ends that truncation may keep are tokenized; `pack` truncates pairs together.
+    segments = [tokenize_ends(tokenize, text, budget, truncation) for text in texts]
+    return pack(segments, vocabulary, max_seq_length, truncation)
 
 
 def one_window_each(packed: Packed) -> Windows:

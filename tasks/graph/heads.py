@@ -120,16 +120,17 @@ class ChoiceModel(_Model):
         choices, -1 for a missing choice.
         """
         inputs = dict(inputs)
-        windows_QC = tf.cast(inputs.pop("windows"), tf.int32)
+        windows_QC = inputs.pop("windows")
         scores_B = self.text_scores(inputs, training, seed)[:, 0]
         return {self.output_key: on_grid(scores_B, windows_QC)}
 
 
-def on_grid(scores_B: tf.Tensor, windows_QC: tf.Tensor) -> tf.Tensor:
-    """Arrange scores by question, `(Q, C)`, with MASKED_SCORE where `windows_QC` is -1."""
+def on_grid(values: tf.Tensor, windows_QC: tf.Tensor, missing: float = MASKED_SCORE) -> tf.Tensor:
+    """Arrange values `(B, ...)` by question, `(Q, C, ...)`, `missing` where `windows_QC` is -1."""
     # The padding in front gets index 0 after 1 is added to all indices.
-    scores_B = tf.pad(scores_B, [[1, 0]], constant_values=MASKED_SCORE)
-    return tf.gather(scores_B, windows_QC + 1)
+    paddings = [[1, 0], *[[0, 0]] * (values.shape.rank - 1)]
+    values = tf.pad(values, paddings, constant_values=missing)
+    return tf.gather(values, tf.cast(windows_QC, tf.int32) + 1)
 
 
 class TokenModel(_Model):

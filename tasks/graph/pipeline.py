@@ -22,14 +22,14 @@ from bert_tf.errors import UserError
 from bert_tf.runs.checkpoints import load_saved_model
 from bert_tf.system.processes import FirstCalls
 from bert_tf.text.encoder_inputs import to_padded
-from bert_tf.text.excerpts import tokenize_ends, truncate_utf8
-from bert_tf.text.packing import Packed, pack, token_budget
+from bert_tf.text.excerpts import truncate_utf8
+from bert_tf.text.packing import Packed
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.compilation import compile_with_weights
 from tasks.base.task import OutputSpec, SignatureSpec, Task, task_from_dict
 from tasks.data.examples import Examples, Tensors
 from tasks.data.readers.memory import jsonable
-from tasks.data.windows import Windows
+from tasks.data.windows import Windows, pack_texts
 from tasks.graph.chunking import run_in_chunks, run_in_packed_batches, run_texts_in_chunks
 from tasks.graph.heads import mean_of_tokens, on_grid
 from tasks.graph.published import published_device, published_task
@@ -114,10 +114,7 @@ class Pipeline(tf.Module):
 
     def embed(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
         """Map strings `(B,)` to vectors "pooled" and "mean", over all tokens, float32 `(B, H)`."""
-        budget = token_budget(1, self.task.max_seq_length)
-        tokens = tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
-        packed = pack([tokens], self.vocabulary, self.task.max_seq_length)
-        return self._run_in_chunks("embed", packed)
+        return self._run_in_chunks("embed", self._packed(text))
 
     def tokenize(self, **texts: tf.Tensor) -> dict[str, tf.Tensor]:
         """Map strings `(B,)` per input name to the model's inputs and their character offsets.
@@ -134,9 +131,8 @@ class Pipeline(tf.Module):
 
         def dense(ragged, padding):
             if windows.choice_W is not None:
-                # The grid is -1 for a missing choice; row 0, all padding, is its entry.
-                dense_WL = tf.pad(ragged.to_tensor(padding), [[1, 0], [0, 0]], "CONSTANT", padding)
-                return tf.gather(dense_WL, self._choice_grid(windows, texts) + 1)
+                grid = self._choice_grid(windows, texts)
+                return on_grid(ragged.to_tensor(padding), grid, padding)
             if self.task.has_windows:
                 # All windows of a text become one row.
                 ragged = windows.by_example(ragged, count)
@@ -184,6 +180,15 @@ class Pipeline(tf.Module):
                 "Vectors of a text, for similarity and search.", {"text": "text"}, EMBED_OUTPUTS
             ),
         }
+
+    def _packed(self, *texts):
+        """Tokenize and truncate strings `(B,)`, or pairs of them, to one sequence each."""
+        return pack_texts(
+            map(truncate_utf8, texts),
+            self.tokenizer.tokenize,
+            self.vocabulary,
+            self.task.max_seq_length,
+        )
 
     def _windows(self, **texts):
         tokenizer = self.tokenizer
