@@ -118,7 +118,7 @@ def main(settings: SearchSettings) -> None:
     if settings.build_index:
         _build_index(settings, vectors)
         return
-    from tasks.prediction.feature_extraction import create_embedder
+    from tasks.prediction.outputs import create_embedder
 
     assert settings.query is not None and settings.model is not None
     sample = vectors.sample(SAMPLE)

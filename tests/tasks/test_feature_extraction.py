@@ -10,7 +10,7 @@ from bert_tf import Encoder, UserError
 from bert_tf.storage import files
 from bert_tf.weights.sources import read_pretrained
 from tasks.extract import ExtractSettings
-from tasks.prediction.feature_extraction import create_embedder, extract
+from tasks.prediction.outputs import create_embedder, extract
 from tasks.types.similarity.embedding_model import LAYERS
 from tests import small
 

@@ -16,8 +16,7 @@ from bert_tf.weights.sources import read_pretrained
 from export import request
 from tasks import evaluate, predict
 from tasks.data.readers.rows import BadRow
-from tasks.prediction.feature_extraction import create_embedder, extract
-from tasks.prediction.outputs import outputs_of_rows
+from tasks.prediction.outputs import create_embedder, extract, outputs_of_rows
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering import QuestionAnsweringTask

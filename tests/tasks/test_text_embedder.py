@@ -13,7 +13,7 @@ import tasks
 from bert_tf import Tokenizer, UserError, read_pretrained
 from bert_tf.conversion import checked_conversion
 from tasks.base.task import task_from_dict
-from tasks.prediction.feature_extraction import create_embedder, extract
+from tasks.prediction.outputs import create_embedder, extract
 from tasks.types.similarity.embedding_model import SIMILARITIES, normalized
 from tasks.types.similarity.text_embedder import SimilarityTask
 from tests import sentence_transformers_files as st_files
