@@ -12,7 +12,6 @@ from tasks.types.tagging import (
     entities,
     first_pieces,
     in_windows,
-    join_words,
     label_words,
 )
 
@@ -95,10 +94,11 @@ def decoded(texts, tokens, labels_T, bio=BIO, vocabulary=VOCABULARY, **window_si
 
 
 def from_words(tokenizer, sentences, tags, bio=BIO):
-    words = join_words(sentences)
-    tokens = tokenizer.tokenize_with_offsets(words.texts)
+    texts = [" ".join(words) for words in sentences]
+    tokens = tokenizer.tokenize_with_offsets(texts)
     ids = np.array([bio.labels.index(tag) for of_text in tags for tag in of_text.split()], np.int32)
-    return words, tokens, label_words(bio, words, tokens, ids, firsts(tokens, tokenizer.vocabulary))
+    is_first = firsts(tokens, tokenizer.vocabulary)
+    return texts, tokens, label_words(bio, texts, tokens, sentences, ids, is_first)
 
 
 def read_columns(path):

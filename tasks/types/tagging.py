@@ -106,20 +106,6 @@ class BioLabels:
         return cls(("O", *(f"{prefix}-{name}" for name in names for prefix in "BI")))
 
 
-class JoinedWords(NamedTuple):
-    """Texts made of words joined by one space.
-
-    Attributes:
-        texts: S strings.
-        starts: int64 `(N,)`, offset of each word in its text, in characters.
-        splits: int64 `(S + 1,)`, row splits of the words by text.
-    """
-
-    texts: list[str]
-    starts: np.ndarray
-    splits: np.ndarray
-
-
 class TokenLabels(NamedTuple):
     """Labels of tokens, and the words that metrics are computed on.
 
@@ -140,30 +126,28 @@ def first_pieces(vocabulary: Vocabulary) -> np.ndarray:
     return np.array([not entry.startswith("##") for entry in vocabulary.entries])
 
 
-def join_words(sentences: Sequence[Sequence[str]]) -> JoinedWords:
-    """Join the words of each sentence: [["U.S.", "wins"]] becomes "U.S. wins", starts [0, 5]."""
-    splits = _splits([len(words) for words in sentences])
-    sizes_N = np.array([len(word) + 1 for words in sentences for word in words], np.int64)
-    ends_N = np.cumsum(sizes_N)
-    begins_S = np.concatenate([[0], ends_N])[splits[:-1]]
-    starts_N = ends_N - sizes_N - np.repeat(begins_S, np.diff(splits))
-    return JoinedWords([" ".join(words) for words in sentences], starts_N, splits)
-
-
 def label_words(
     bio: BioLabels,
-    words: JoinedWords,
+    texts: Sequence[str],
     tokens: Tokens,
+    words: Sequence[Sequence[str]],
     label_ids_N: np.ndarray,
     is_first_T: np.ndarray,
 ) -> TokenLabels:
-    """Label the tokens of `words.texts` by the words of a column file.
+    """Label the tokens of texts by their words, of a column file, which one space joins.
 
     "U.S." with B-LOC becomes U B-LOC, "." I-LOC, S I-LOC, "." I-LOC; with O, it becomes U O and no
     label for the rest. `is_first_T` marks the first wordpieces of basic tokens.
     """
     basic = np.flatnonzero(is_first_T)
-    word_of_basic = _words_of_basic_tokens(words, tokens, basic)
+    starts_T, _ = _end_to_end(texts, tokens)
+    splits = _splits(list(map(len, words)))
+    sizes_N = np.array([len(word) + 1 for of_text in words for word in of_text], np.int64)
+    # The last word of a text has no space after it.
+    has_words_S = np.diff(splits) > 0
+    missing_S = np.cumsum(has_words_S) - has_words_S
+    word_starts_N = np.cumsum(sizes_N) - sizes_N - np.repeat(missing_S, np.diff(splits))
+    word_of_basic = np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
     labelled_words, first = np.unique(word_of_basic, return_index=True)
 
     labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
@@ -173,7 +157,7 @@ def label_words(
     labels_T[basic[first]] = label_ids_N[labelled_words]
     firsts_N = np.full(len(label_ids_N), -1, np.int64)
     firsts_N[labelled_words] = basic[first]
-    return TokenLabels(labels_T, firsts_N, words.splits)
+    return TokenLabels(labels_T, firsts_N, splits)
 
 
 def label_spans(
@@ -254,13 +238,6 @@ def word_predictions(
     tags_N = np.array(bio.labels, object)[outside[labelled.firsts]].tolist()
     splits = labelled.splits.tolist()
     return [tags_N[start:end] for start, end in itertools.pairwise(splits)]
-
-
-def _words_of_basic_tokens(words, tokens, basic):
-    """Return the index of the word that each basic token is in."""
-    starts_T, _ = _end_to_end(words.texts, tokens)
-    word_starts_N = words.starts + np.repeat(_begins(words.texts), np.diff(words.splits))
-    return np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
 
 
 def _end_to_end(texts, tokens):
@@ -629,10 +606,10 @@ class TaggingTask(Task):
         tokens, is_first_T = texts_tokens(windows, len(texts))
         is_first_T = is_first_T.numpy()
         if isinstance(items[0], WordTags):
-            words = join_words([item.words for item in items])
+            words = [item.words for item in items]
             numbers = {label: number for number, label in enumerate(bio.labels)}
             ids_N = np.array([numbers[tag] for item in items for tag in item.tags], np.int32)
-            labelled = label_words(bio, words, tokens, ids_N, is_first_T)
+            labelled = label_words(bio, texts, tokens, words, ids_N, is_first_T)
             missing = int(np.sum(labelled.firsts < 0))
             counts = {"words have no token; they are predicted as O": missing}
             count = len(ids_N)

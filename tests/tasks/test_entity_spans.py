@@ -173,8 +173,8 @@ def test_decoding_agrees_with_seqeval(tokenizer):
     rng = np.random.default_rng(1)
     sentences = [["paris"] * size for size in rng.integers(0, 12, 300)]
     tags = [" ".join(rng.choice(BIO.labels, len(words))) for words in sentences]
-    words, tokens, labelled = from_words(tokenizer, sentences, tags)
-    prediction = decoded(words.texts, tokens, labelled.labels, size=5, stride=3)
+    texts, tokens, labelled = from_words(tokenizer, sentences, tags)
+    prediction = decoded(texts, tokens, labelled.labels, size=5, stride=3)
     step = len("paris ")
     assert [
         [(kind, start // step, end // step) for start, end, kind, _ in row] for row in prediction
