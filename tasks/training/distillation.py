@@ -41,8 +41,9 @@ from tasks.data.windows import concat
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
 from tasks.graph.preprocessor import Preprocessor
+from tasks.graph.published import is_saved_model
 from tasks.graph.run_checkpoint import RunCheckpoint
-from tasks.training.settings import check_teacher, is_saved_model
+from tasks.training.settings import check_teacher
 
 if TYPE_CHECKING:
     from tasks.base.task import Task

@@ -17,7 +17,7 @@ from bert_tf.train.settings import compile_flag, deterministic_flag, precision_f
 from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import KIND
 from tasks.base import task_types
-from tasks.graph.published import TASK_OF_VERSION, published_task
+from tasks.graph.published import TASK_OF_VERSION, is_saved_model, published_task
 
 # Settings that runs without a teacher do not record.
 DISTILLATION = ("teacher", "distill_temperature", "distill_alpha")
@@ -184,11 +184,6 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 # A SavedModel serves the probabilities or values of these; of the others only what is decided.
 SERVED_TEACHERS = ("classification", "regression", "multiple_choice")
-
-
-def is_saved_model(path: str) -> bool:
-    """Return whether a directory is a SavedModel, such as a published version."""
-    return files.exists(os.path.join(path, "saved_model.pb"))
 
 
 def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
