@@ -436,17 +436,13 @@ def write_parquet(
     pyarrow.parquet.write_table(table, stream)
 
 
-def _of_columns(values, location):
-    return Example(values, None, location)
-
-
 def read_rows(
     source: Source,
     columns: Sequence[str],
     unescape_html: bool = False,
     lists: Collection[str] = (),
     optional: Sequence[str] = (),
-    make: Callable[[dict[str, Any], str], Example] = _of_columns,
+    make: Callable[[dict[str, Any], str], Example] | None = None,
 ) -> Iterator[Example | BadRow]:
     """Yield the rows of a file.
 
@@ -470,10 +466,28 @@ def read_rows(
             lacks a column, or if its last quote is not closed.
     """
     file = data_file(source, SUFFIXES)
+
+    def example(values, location):
+        present = [column for column in optional if values.get(column) is not None]
+        row = {}
+        for column in (*columns, *present):
+            if column not in values:
+                raise RowError(no_column(column, values))
+            value = values[column]
+            texts = value if column in lists and isinstance(value, list) else [value]
+            if column in lists and not all(isinstance(text, str) for text in texts):
+                raise RowError(
+                    f"column {column!r}: expected text or a list of texts, received {value!r:.80}"
+                )
+            for text in texts:
+                check_text(text, f"column {column!r}")
+            if unescape_html and column not in lists:
+                value = html.unescape(value)
+            row[column] = value
+        return make(row, location) if make else Example(row, None, location)
+
     for number, row in not_empty(named_rows(file, columns), file):
-        yield good_or_bad(
-            f"{file}:{number}", row, _row, columns, unescape_html, lists, optional, make
-        )
+        yield good_or_bad(f"{file}:{number}", row, example)
 
 
 def text_names(count: int) -> tuple[str, ...]:
@@ -599,26 +613,6 @@ def _named(header, fields):
             f"missing column is {header[len(fields)]!r:.80}"
         )
     return dict(zip(header, fields, strict=True))
-
-
-def _row(values, columns, unescape_html, lists, optional, make, location):
-    present = [column for column in optional if values.get(column) is not None]
-    row = {}
-    for column in (*columns, *present):
-        if column not in values:
-            raise RowError(no_column(column, values))
-        value = values[column]
-        texts = value if column in lists and isinstance(value, list) else [value]
-        if column in lists and not all(isinstance(text, str) for text in texts):
-            raise RowError(
-                f"column {column!r}: expected text or a list of texts, received {value!r:.80}"
-            )
-        for text in texts:
-            check_text(text, f"column {column!r}")
-        if unescape_html and column not in lists:
-            value = html.unescape(value)
-        row[column] = value
-    return make(row, location)
 
 
 def no_column(column: str, columns: Iterable[str]) -> str:
