@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tasks.types.similarity.text_embedder import TextEmbedder
 
 _Row = TypeVar("_Row")
-# Returns the output of each row of a batch, as JSON types by name.
+# Returns the output of each row of a batch by name, as JSON types; a vector may be an array.
 Outputs = Callable[[list], Iterable[dict[str, Any]]]
 FILE_FORMATS = ("jsonl", "parquet")
 _FIELDS = ("complete", "rows", "bad_rows", "plan", "shards")
@@ -88,7 +88,7 @@ def write_lines(path: str | os.PathLike, outputs: Iterable[tuple[Any, Any]]) -> 
         for _, output in outputs:
             is_bad = isinstance(output, BadRow)
             line = {"error": str(output)} if is_bad else output
-            lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+            lines.write(_json_line(line))
             count += 1
             bad += is_bad
     return count, bad
@@ -112,7 +112,7 @@ def write_array(stream: BinaryIO, outputs: Iterable[tuple[Any, Any]], count: int
     for _, output in outputs:
         if isinstance(output, BadRow):
             raise UserError(str(output))
-        vector = np.array(*output.values(), np.float32)
+        vector = np.asarray(*output.values(), np.float32)
         if not written:
             header = {
                 "descr": np.lib.format.dtype_to_descr(vector.dtype),
@@ -266,11 +266,11 @@ def extract(
 def row_outputs(
     embedder: TextEmbedder, rows: Sequence[Example], columns: Sequence[str], per_token: bool
 ) -> list[dict[str, Any]]:
-    """Return the vector of each row, or its tokens and their vectors, as JSON types by name."""
+    """Return the vector of each row as an array, or its tokens and their vectors as lists."""
     in_order = [[row.texts[column] for row in rows] for column in columns]
     texts = dict(zip(embedder.task.input_names, in_order, strict=True))
     if not per_token:
-        return [{"vector": vector} for vector in embedder.predict(texts).tolist()]
+        return [{"vector": vector_D} for vector_D in embedder.predict(texts)]
     return [
         {"tokens": tokens, "vectors": vectors_LD.tolist()}
         for tokens, vectors_LD in embedder.token_vectors(texts)
@@ -324,8 +324,15 @@ def outputs_of_rows(
 
 def _if_finite(row, output):
     """Return the output of a row, or a `BadRow`."""
-    is_finite = strict_json.is_finite(output)
+    is_finite = all(
+        np.isfinite(value).all() if isinstance(value, np.ndarray) else strict_json.is_finite(value)
+        for value in output.values()
+    )
     return output if is_finite else BadRow(row.location, strict_json.NOT_FINITE)
+
+
+def _json_line(output):
+    return json.dumps(output, ensure_ascii=False, default=np.ndarray.tolist) + "\n"
 
 
 def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
@@ -523,7 +530,7 @@ class OutputJob(abc.ABC):
                 write_array(stream, pairs(), sum(rows for *_, rows in spans))
             else:
                 for line in lines():
-                    stream.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
+                    stream.write(_json_line(line).encode())
         return {
             "file": os.path.basename(path),
             "rows": count,
