@@ -559,43 +559,6 @@ class Task(abc.ABC):
         return []
 
 
-def _fits(value, hint):
-    """Return whether a JSON value has a field's type; a tuple's value is a list."""
-    kinds = typing.get_args(hint)
-    if isinstance(hint, types.UnionType):
-        return any(_fits(value, kind) for kind in kinds)
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
-    if typing.get_origin(hint) is dict:
-        return isinstance(value, dict) and all(
-            _fits(key, kinds[0]) and _fits(entry, kinds[1]) for key, entry in value.items()
-        )
-    # Not isinstance, since bool is a subclass of int. A float may be written as an int in JSON.
-    return type(value) is hint or (hint is float and type(value) is int)
-
-
-def task_class(kind: str) -> type[Task]:
-    """Import and return the class of a task type that is trained on labelled rows.
-
-    Raises:
-        UserError: If the task type is unknown.
-    """
-    return imported(task_type(kind, TASK_TYPES).class_path)
-
-
-def task_from_dict(values: Mapping[str, Any]) -> Task:
-    """Create the task of any type from the values of a run's task.json.
-
-    Raises:
-        UserError: If a value is missing, unknown or of a wrong type.
-    """
-    values = dict(values)
-    kind = field(values, "kind", str, "task.json")
-    del values["kind"]
-    of_kind = task_type(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
-    return imported(of_kind.class_path).from_dict(values)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTask(Task):
     """Base class of tasks on a text or pair of texts that fits one window.
@@ -653,3 +616,40 @@ class LabelledTextTask(TextTask):
             f"all {len(labels)} rows have the same label; macro F1, ROC-AUC and correlations of "
             "such rows do not measure the model"
         ]
+
+
+def _fits(value, hint):
+    """Return whether a JSON value has a field's type; a tuple's value is a list."""
+    kinds = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, kind) for kind in kinds)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(entry, kinds[0]) for entry in value)
+    if typing.get_origin(hint) is dict:
+        return isinstance(value, dict) and all(
+            _fits(key, kinds[0]) and _fits(entry, kinds[1]) for key, entry in value.items()
+        )
+    # Not isinstance, since bool is a subclass of int. A float may be written as an int in JSON.
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def task_class(kind: str) -> type[Task]:
+    """Import and return the class of a task type that is trained on labelled rows.
+
+    Raises:
+        UserError: If the task type is unknown.
+    """
+    return imported(task_type(kind, TASK_TYPES).class_path)
+
+
+def task_from_dict(values: Mapping[str, Any]) -> Task:
+    """Create the task of any type from the values of a run's task.json.
+
+    Raises:
+        UserError: If a value is missing, unknown or of a wrong type.
+    """
+    values = dict(values)
+    kind = field(values, "kind", str, "task.json")
+    del values["kind"]
+    of_kind = task_type(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
+    return imported(of_kind.class_path).from_dict(values)
