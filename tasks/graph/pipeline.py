@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -313,7 +313,12 @@ class Serving:
             }
             for texts in Examples(dict(columns), []).slices(batch_size)
         ]
-        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+        return {
+            name: concat_padded(
+                [part[name] for part in parts], "" if values.dtype == object else -1
+            )
+            for name, values in parts[0].items()
+        }
 
     def predict_rows(self, columns: Mapping[str, list], batch_size: int) -> list[dict[str, Any]]:
         """Return the prediction per row as a dict of JSON types, without padding; see `call`."""
@@ -409,10 +414,9 @@ def _with_str(values):
     return np.array(jsonable(values), object).reshape(values.shape)
 
 
-def _joined(parts):
-    """Concatenate arrays along axis 0, padded to the largest of each other axis."""
+def concat_padded(parts: Sequence[np.ndarray], filler: Any) -> np.ndarray:
+    """Concatenate arrays along axis 0, padded with `filler` to the largest of each other axis."""
     shape = np.max([part.shape for part in parts], axis=0)
-    filler = "" if parts[0].dtype == object else -1
 
     def padded(part):
         missing = (shape - part.shape)[1:]
