@@ -596,9 +596,10 @@ class TextTask(Task):
 
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and truncate texts to one window each."""
-        in_order = (texts[name] for name in self.input_names)
-        options = self.max_seq_length, self.truncation
-        return one_window_each(pack_texts(in_order, tokenize, vocabulary, *options))
+        in_order = [texts[name] for name in self.input_names]
+        return one_window_each(
+            pack_texts(in_order, tokenize, vocabulary, self.max_seq_length, self.truncation)
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ it, (L) tokens of a packed window, all ragged; C choices of an example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -90,7 +90,7 @@ class Windows(NamedTuple):
 
 
 def pack_texts(
-    texts: Iterable[tf.Tensor],
+    texts: Sequence[tf.Tensor],
     tokenize: Callable[[tf.Tensor], Tokens],
     vocabulary: Vocabulary,
     max_seq_length: int,
@@ -105,7 +105,6 @@ def pack_texts(
         max_seq_length: Maximum tokens per sequence.
         truncation: "head", "tail" or "head_tail" (`bert_tf.text.packing.pack`).
     """
-    texts = list(texts)
     budget = token_budget(len(texts), max_seq_length)
     # Only the ends that truncation may keep are tokenized; `pack` truncates pairs together.
     segments = [tokenize_ends(tokenize, text, budget, truncation) for text in texts]

@@ -184,7 +184,7 @@ class Pipeline(tf.Module):
     def _packed(self, *texts):
         """Tokenize and truncate strings `(B,)`, or pairs of them, to one sequence each."""
         return pack_texts(
-            map(truncate_utf8, texts),
+            list(map(truncate_utf8, texts)),
             self.tokenizer.tokenize,
             self.vocabulary,
             self.task.max_seq_length,

@@ -112,7 +112,8 @@ def write_array(stream: BinaryIO, outputs: Iterable[tuple[Any, Any]], count: int
     for _, output in outputs:
         if isinstance(output, BadRow):
             raise UserError(str(output))
-        vector = np.asarray(*output.values(), np.float32)
+        (vector,) = output.values()
+        vector = np.asarray(vector, np.float32)
         if not written:
             header = {
                 "descr": np.lib.format.dtype_to_descr(vector.dtype),

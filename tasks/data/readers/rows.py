@@ -539,8 +539,8 @@ def read_texts_with_optional_labels(
     source: Source, labelled: bool = True, *, label_column: str | None = None, **task: Any
 ) -> Iterator[Example | BadRow]:
     """Yield what `read_texts` does; only a `label_column` that is given has to exist."""
-    options = {"label_column": label_column, "needs_label": label_column is not None}
-    return read_texts(source, labelled, **options, **task)
+    needs_label = label_column is not None
+    return read_texts(source, labelled, label_column=label_column, needs_label=needs_label, **task)
 
 
 def _header_of(file):

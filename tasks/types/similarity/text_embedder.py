@@ -131,8 +131,8 @@ class SimilarityTask(TextTask):
     @classmethod
     def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
         """Create the task from a training file, whose columns choose the default of `loss`."""
-        is_read = isinstance(data, FileRows)
-        rows = data if is_read else read_rows_of({"kind": cls.kind, **options}, data)
+        task = {"kind": cls.kind, **options}
+        rows = data if isinstance(data, FileRows) else read_rows_of(task, data)
         first = next(iter(raise_bad_rows(rows)), None)
         is_scored = first is not None and len(first.texts["text"]) == 2 and first.label is not None
         loss = options.setdefault("loss", "cosent" if is_scored else "contrastive")
