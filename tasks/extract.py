@@ -19,7 +19,6 @@ from tasks.prediction.outputs import (
     FILE_FORMATS,
     OutputSettings,
     VectorJob,
-    extract,
     write_output_shards,
 )
 
@@ -120,16 +119,7 @@ def main(settings: ExtractSettings) -> None:
         assert settings.output
         with sole_output(settings.output, settings.overwrite):
             embedder = job.embedder()
-            count, bad = extract(
-                embedder,
-                settings.input,
-                settings.columns,
-                settings.output,
-                settings.unescape_html,
-                settings.batch_size,
-                command.log,
-                settings.per_token,
-            )
+            count, bad = job.extract(embedder, settings.input, settings.output, command.log)
         size = f" of {embedder.vector_size} numbers"
     errors = f", {bad} bad rows with an error instead" if bad else ""
     command.log(f"{settings.output_dir or settings.output}: {count} rows{size}{errors}")

@@ -43,7 +43,6 @@ from tasks.base.task_types import default_settings, read_rows_of
 from tasks.data.readers.glue import GLUE, check_submission, submission_lines
 from tasks.data.readers.rows import (
     BadRow,
-    Example,
     check_any_good,
     raise_bad_rows,
     read_rows,
@@ -208,74 +207,6 @@ def create_embedder(
             )
     task = SimilarityTask.from_options(**options)
     return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
-
-
-def extract(
-    embedder: TextEmbedder,
-    input_path: str,
-    columns: Sequence[str],
-    output_path: str | os.PathLike,
-    unescape_html: bool,
-    batch_size: int,
-    log: Callable[[str], None],
-    per_token: bool = False,
-) -> tuple[int, int]:
-    """Write one vector per row or per token, in order.
-
-    Rows are streamed; the output file is written atomically.
-
-    Args:
-        embedder: The embedder, from `create_embedder`.
-        input_path: .csv, .tsv or .jsonl file.
-        columns: Columns of the texts, one or two.
-        output_path: A .npy file gets an array, float32 (rows, D); a .jsonl file gets one
-            {"vector": [...]} per line, or {"error": ...} for a bad row, and for one whose vector is
-            not finite.
-        unescape_html: Whether HTML character references are converted to characters.
-        batch_size: Rows per batch.
-        log: Callable that takes log lines.
-        per_token: Whether a line of .jsonl is {"tokens": [...], "vectors": [[...], ...]}.
-
-    Returns:
-        Number of rows, and number of bad rows among them.
-
-    Raises:
-        UserError: A row is bad and the output is .npy, raised before any computation; or a vector
-            for a .npy file is not finite.
-    """
-    is_array = str(output_path).endswith(".npy")
-
-    def rows():
-        found = read_rows(input_path, columns, unescape_html)
-        return raise_bad_rows(found) if is_array else found
-
-    def outputs(batch):
-        return row_outputs(embedder, batch, columns, per_token)
-
-    count = sum(1 for _ in rows())  # The header of .npy contains it.
-    found = outputs_with_progress(rows(), count, outputs, batch_size, log)
-    if not is_array:
-        return write_lines(output_path, found)
-    with files.atomic_bytes_writer(output_path) as stream:
-        if write_array(stream, found, count) != count:
-            raise UserError(
-                f"{output_path}: not written: the input changed while it was read; rerun"
-            )
-    return count, 0
-
-
-def row_outputs(
-    embedder: TextEmbedder, rows: Sequence[Example], columns: Sequence[str], per_token: bool
-) -> list[dict[str, Any]]:
-    """Return the vector of each row as an array, or its tokens and their vectors as lists."""
-    in_order = [[row.texts[column] for row in rows] for column in columns]
-    texts = dict(zip(embedder.task.input_names, in_order, strict=True))
-    if not per_token:
-        return [{"vector": vector_D} for vector_D in embedder.predict(texts)]
-    return [
-        {"tokens": tokens, "vectors": vectors_LD.tolist()}
-        for tokens, vectors_LD in embedder.token_vectors(texts)
-    ]
 
 
 def _outputs_of_file(model, path, batch_size, log):
@@ -597,14 +528,14 @@ class VectorJob(OutputJob):
     """
 
     model: str
-    columns: tuple[str, ...]
-    unescape_html: bool
-    layers: str | None
-    pooling: str | None
-    per_token: bool
-    max_seq_length: int | None
-    do_lower_case: bool | None
-    prompt: str | None
+    columns: tuple[str, ...] = ("text",)
+    unescape_html: bool = False
+    layers: str | None = None
+    pooling: str | None = None
+    per_token: bool = False
+    max_seq_length: int | None = None
+    do_lower_case: bool | None = None
+    prompt: str | None = None
 
     name = "vectors"
 
@@ -635,12 +566,63 @@ class VectorJob(OutputJob):
     def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
         """Load the encoder; see `OutputJob`."""
         import_tensorflow()
-        embedder = self.embedder()
         types = {"tokens": ("string", 1), "vectors": ("float32", 2)}
         return (
-            lambda rows: row_outputs(embedder, rows, self.columns, self.per_token),
+            functools.partial(self._outputs, self.embedder()),
             types if self.per_token else {"vector": ("float32", 1)},
         )
+
+    def _outputs(self, embedder, rows):
+        """Return the vector of each row as an array, or its tokens and their vectors as lists."""
+        in_order = [[row.texts[column] for row in rows] for column in self.columns]
+        texts = dict(zip(embedder.task.input_names, in_order, strict=True))
+        if not self.per_token:
+            return [{"vector": vector_D} for vector_D in embedder.predict(texts)]
+        return [
+            {"tokens": tokens, "vectors": vectors_LD.tolist()}
+            for tokens, vectors_LD in embedder.token_vectors(texts)
+        ]
+
+    def extract(
+        self,
+        embedder: TextEmbedder,
+        input_path: str,
+        output_path: str | os.PathLike,
+        log: Callable[[str], None],
+    ) -> tuple[int, int]:
+        """Write the vectors of the rows of a file, in order, atomically.
+
+        Args:
+            embedder: The loaded encoder.
+            input_path: .csv, .tsv or .jsonl file.
+            output_path: A .npy file gets an array, float32 (rows, D); a .jsonl file gets one
+                {"vector": [...]} or {"tokens": [...], "vectors": [[...], ...]} per line, or
+                {"error": ...} for a bad row, and for one whose vector is not finite.
+            log: Callable that takes log lines.
+
+        Returns:
+            Number of rows, and number of bad rows among them.
+
+        Raises:
+            UserError: A row is bad and the output is .npy, raised before any computation; or a
+                vector for a .npy file is not finite.
+        """
+        is_array = str(output_path).endswith(".npy")
+
+        def rows():
+            return raise_bad_rows(self.rows(input_path)) if is_array else self.rows(input_path)
+
+        count = sum(1 for _ in rows())  # The header of .npy contains it.
+        outputs = functools.partial(self._outputs, embedder)
+        found = outputs_with_progress(rows(), count, outputs, self.batch_size, log)
+        if not is_array:
+            return write_lines(output_path, found)
+        with files.atomic_bytes_writer(output_path) as stream:
+            if write_array(stream, found, count) != count:
+                raise UserError(
+                    f"{output_path}: not written: the input changed while it was read; rerun"
+                )
+        return count, 0
 
 
 def _all_files(directory):
