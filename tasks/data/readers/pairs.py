@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import (
     SUFFIXES,
     BadRow,
-    DataFile,
     Example,
     RowError,
     Source,
@@ -25,21 +24,6 @@ from tasks.data.readers.rows import (
 PAIR_COLUMNS = ("anchor", "positive")
 _NEGATIVES = re.compile(r"negatives?|negative_\d+")  # Numbered ones as in sentence-transformers.
 _SCORES = ("score", "label")
-
-
-class PairColumns(NamedTuple):
-    """The columns of a file of labelled rows.
-
-    Attributes:
-        texts: Of the anchor and the positive, of the two texts of a scored pair, or of a text.
-        negatives: Of the hard negatives, each a text or a list, which rows may lack.
-        label: Of the score of a pair, or of the class of a text; `None` for an anchor and its
-            positive.
-    """
-
-    texts: tuple[str, ...]
-    negatives: tuple[str, ...] = ()
-    label: str | None = None
 
 
 def negative_columns(names: Iterable[Any]) -> tuple[str, ...]:
@@ -69,38 +53,37 @@ def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[E
     if not labelled:
         return read_texts(source, labelled, **task)
     file = data_file(source, SUFFIXES)
-    columns = columns_of_pairs(task, file)
-    names = [*columns.texts, *([columns.label] if columns.label else [])]
+    of_texts, of_negatives, label = _columns(task, file)
     unescape_html = task.get("unescape_html", False)
 
     def example(values, location):
-        texts = [values[column] for column in columns.texts]
-        for column, text in zip(columns.texts, texts, strict=True):
+        texts = [values[column] for column in of_texts]
+        for column, text in zip(of_texts, texts, strict=True):
             if not text.strip():
                 raise RowError(f"column {column!r}: expected a text, received an empty string")
-        for column in columns.negatives:
+        for column in of_negatives:
             negatives = values.get(column, [])
             negatives = [negatives] if isinstance(negatives, str) else negatives
             # Of columns with lists they are still as in the file.
             negatives = map(html.unescape, negatives) if unescape_html else negatives
             texts += [text for text in negatives if text.strip()]
-        return Example({"text": texts}, values[columns.label] if columns.label else None, location)
+        return Example({"text": texts}, values[label] if label else None, location)
 
     return read_rows(
         file,
-        names,
+        [*of_texts, *([label] if label else [])],
         unescape_html,
-        lists=columns.negatives,
-        optional=columns.negatives,
+        lists=of_negatives,
+        optional=of_negatives,
         make=example,
     )
 
 
-def columns_of_pairs(task: Mapping[str, Any], file: DataFile) -> PairColumns:
-    """Return the columns of a file; arguments as of `read_pairs`.
+def _columns(task, file):
+    """Return the columns of texts, of hard negatives, which rows may lack, and of the label.
 
-    Raises:
-        UserError: If the file has no columns of labelled rows.
+    Texts are an anchor and its positive, the two of a scored pair, or one of a class; the first
+    have no label. Raises UserError if the file has no columns of labelled rows.
     """
     given = tuple(task.get("pair_columns") or task.get("text_columns", ("text",)))
     label, column = task.get("label_column"), task.get("negatives_column")
@@ -110,19 +93,19 @@ def columns_of_pairs(task: Mapping[str, Any], file: DataFile) -> PairColumns:
     found = ("negatives", "negative", *negative_columns(there))
     negatives = (column,) if column else tuple(dict.fromkeys(found))
     if len(given) == 2:
-        return PairColumns(given, () if label else negatives, label)
+        return given, () if label else negatives, label
     is_unlabelled = task.get("has_teacher") and not {label or "label", *_SCORES} & set(there)
     if is_unlabelled and set(given) <= set(there):
-        return PairColumns(given)
+        return given, (), None
     if given != ("text",):
-        return PairColumns(given, label=label or "label")
+        return given, (), label or "label"
     if set(PAIR_COLUMNS) <= set(there) and label is None:
-        return PairColumns(PAIR_COLUMNS, negatives)
+        return PAIR_COLUMNS, negatives, None
     score = label or next((name for name in _SCORES if name in there), None)
     if "text_a" in there and "text_b" in there and score:
-        return PairColumns(("text_a", "text_b"), label=score)
+        return ("text_a", "text_b"), (), score
     if "text" in there and (label or "label" in there):
-        return PairColumns(given, label=label or "label")
+        return given, (), label or "label"
     raise UserError(
         f"{file}: expected the columns anchor and positive, or text_a, text_b and score, or text "
         f"and label; received {quoted(there)}. Name others with --text_column, --text_b_column and "
