@@ -18,7 +18,7 @@ from tasks.data.readers.rows import (
     RowError,
     Source,
     as_label,
-    check_text,
+    check_texts,
     csv_rows,
     data_file,
     good_or_bad,
@@ -167,12 +167,8 @@ def _choice(prompt, choices, answer, first_number, location):
     """Return an `Example`; numbers count the choices from `first_number`."""
     if len(choices) < 2:
         raise RowError(f"expected at least two choices, received {len(choices)}")
-    named = {"the prompt": prompt}
-    named |= {f"choice {number}": text for number, text in enumerate(choices, start=1)}
-    for what, text in named.items():
-        check_text(text, what)
-        if not text.strip():
-            raise RowError(f"{what}: expected text, received an empty string")
+    named = {f"choice {number}": text for number, text in enumerate(choices, start=1)}
+    check_texts({"the prompt": prompt, **named})
     label = None if answer is None else _choice_index(answer, len(choices), first_number)
     return Example({"prompt": prompt, "choices": choices}, label, location)
 

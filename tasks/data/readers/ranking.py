@@ -21,7 +21,7 @@ from tasks.data.readers.rows import (
     Example,
     RowError,
     Source,
-    check_text,
+    check_texts,
     data_file,
     good_or_bad,
     named_rows,
@@ -91,11 +91,8 @@ def _example(values, labelled, location):
         )
     if not isinstance(texts, list) or not texts:
         raise RowError(f"'texts': expected a list of texts, received {texts!r:.80}")
-    named = {"'query'": query, **{f"text {n}": text for n, text in enumerate(texts, start=1)}}
-    for what, text in named.items():
-        check_text(text, what)
-        if not text.strip():
-            raise RowError(f"{what}: expected text, received an empty string")
+    named = {f"text {number}": text for number, text in enumerate(texts, start=1)}
+    check_texts({"'query'": query, **named})
     if not labelled:
         return Example({"query": query, "texts": list(texts)}, None, location)
     if not isinstance(relevances, list) or len(relevances) != len(texts):

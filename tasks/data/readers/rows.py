@@ -248,6 +248,14 @@ def check_text(text: Any, what: str) -> None:
         raise RowError(f"{what}: expected text, received half of a surrogate pair")
 
 
+def check_texts(texts: Mapping[str, Any]) -> None:
+    """Check texts by what messages call them, as `check_text` does; none may be empty."""
+    for what, text in texts.items():
+        check_text(text, what)
+        if not text.strip():
+            raise RowError(f"{what}: expected text, received an empty string")
+
+
 def read_lines(file: DataFile, newline: str = "\n") -> Iterator[tuple[int, str]]:
     """Yield (number from 1, line with its end) of a UTF-8 file; `newline` as in `open`.
 
