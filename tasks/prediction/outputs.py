@@ -169,7 +169,7 @@ def create_embedder(
     num_texts: int = 1,
     prompt: str | None = None,
 ) -> TextEmbedder:
-    """Create the embedder that the flags of tasks.extract describe; for pairs, `num_texts` is 2.
+    """Create the embedder that the flags of bert-tf extract describe; for pairs, `num_texts` is 2.
 
     A flag that is `None` has the value of an embedder; of other weights those are layers "last",
     pooling "mean", 128 tokens and no prompt.
@@ -524,7 +524,7 @@ class VectorJob(OutputJob):
     """The vectors of a pretrained encoder.
 
     `model` is any source of weights (`bert_tf.weights.sources`); the other fields are values of the
-    flags of tasks.extract.
+    flags of bert-tf extract.
     """
 
     model: str
