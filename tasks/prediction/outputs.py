@@ -17,7 +17,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -93,7 +93,7 @@ def write_lines(path: str | os.PathLike, outputs: Iterable[tuple[Any, Any]]) -> 
     return count, bad
 
 
-def write_array(stream: BinaryIO, outputs: Iterable[tuple[Any, Any]], count: int) -> int:
+def write_array(stream: Any, outputs: Iterable[tuple[Any, Any]], count: int) -> int:
     """Write the outputs of `outputs_with_progress`, a vector each, as the array of a .npy file.
 
     Args:
@@ -452,8 +452,8 @@ class OutputJob(abc.ABC):
 
         def lines() -> Iterator[dict[str, Any]]:
             for row, output in pairs():
-                is_bad = isinstance(output, BadRow)
-                yield {"row": row.location, **({"error": output.message} if is_bad else output)}
+                of_row = {"error": output.message} if isinstance(output, BadRow) else output
+                yield {"row": row.location, **of_row}
 
         with files.atomic_bytes_writer(path) as stream:
             if self.file_format == "parquet":
