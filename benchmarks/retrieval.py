@@ -291,13 +291,17 @@ class BertTf:
 
     def mine(self, data, num_negatives):
         """Return up to `num_negatives` negatives per pair, of the embedder trained last."""
-        from tasks.prediction.hard_negatives import NegativeMiner
+        from tasks.prediction.retrieval import mine_negatives
 
         with tempfile.TemporaryDirectory() as folder:
-            miner = NegativeMiner(
-                self._embedder, data.paragraphs, lambda: data.pairs, folder, lambda line: None
+            mined = mine_negatives(
+                *(self._embedder, data.paragraphs, lambda: data.pairs),
+                num_negatives=num_negatives,
+                margin=0.05,
+                top_k=100,
+                directory=folder,
+                log=lambda line: None,
             )
-            mined = miner.mine(num_negatives, margin=0.05, top_k=100)
             return [list(pair.negatives) for pair in mined]
 
     def rank(self, columns, data, candidates_QK, seed):

@@ -162,7 +162,7 @@ def estimate_finetuning(name, data):
     from task_recipes import TASKS, rows_file
 
     from bert_tf.planning import estimates as planning
-    from tasks.finetuning.dry_run import plan_of
+    from tasks.finetuning.recipe import plan_of
     from tasks.finetuning.settings import FinetuneSettings
 
     options, train, _ = TASKS[name]

@@ -187,8 +187,8 @@ def export(directory):
     from tasks.model.loading import load_model
     from tasks.types.classification.text_classifier import ClassificationTask
     from tasks.types.multiple_choice import MultipleChoiceTask
-    from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
-    from tasks.types.tagging.token_classifier import TaggingTask
+    from tasks.types.question_answering import QuestionAnsweringTask
+    from tasks.types.tagging import TaggingTask
 
     labels = tuple(f"intent_{number}" for number in range(150))
     tags = ("O", *(f"{prefix}-{name}" for name in ("PER", "LOC", "ORG", "MISC") for prefix in "BI"))

@@ -14,7 +14,7 @@ import os
 from bert_tf.storage import paths
 from bert_tf.system import command
 from export.litert import archive
-from tasks.base import input_checks
+from tasks.base.task_types import check_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ExportLiteRTSettings:
         Raises:
             UserError: If the run or the checkpoint does not exist, or ai-edge-litert is missing.
         """
-        input_checks.check_run(self.run, self.checkpoint)
+        check_run(self.run, self.checkpoint)
         archive.check_runtime(f"--output={self.output}")
 
 

@@ -12,7 +12,7 @@ import os
 from bert_tf.errors import UserError
 from bert_tf.storage import paths
 from bert_tf.system import command
-from tasks.base import input_checks
+from tasks.base.task_types import check_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ExportSettings:
         Raises:
             UserError: If the run or the checkpoint does not exist.
         """
-        input_checks.check_run(self.run, self.checkpoint)
+        check_run(self.run, self.checkpoint)
 
 
 def main(settings: ExportSettings) -> None:

@@ -13,11 +13,10 @@ import os
 from bert_tf.errors import UserError
 from bert_tf.storage import paths, strict_json
 from bert_tf.system import command
-from tasks.base import input_checks
-from tasks.base.task_types import read_file
+from tasks.base.task_types import check_run, read_file
 from tasks.data.readers.retrieval import RetrievalDataset, read_qrels
 from tasks.data.readers.rows import FileRows, check_good
-from tasks.prediction.embedders import check_embedder, open_embedder
+from tasks.prediction.retrieval import check_embedder, open_embedder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +62,7 @@ class EvaluateSettings:
             for _ in dataset.documents():
                 pass
             return None
-        run = input_checks.check_run(self.run, self.checkpoint)
+        run = check_run(self.run, self.checkpoint)
         if run is None or run.task is None:
             return None
         rows = read_file(run.task, self.data)

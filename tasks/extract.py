@@ -11,13 +11,14 @@ interrupted command continues where it stopped.
 import dataclasses
 
 from bert_tf.errors import UserError
+from bert_tf.storage.ownership import sole_output
 from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks.base import input_checks
-from tasks.prediction.output_shards import (
+from tasks.base.task_types import check_unlabelled
+from tasks.prediction.outputs import (
     FILE_FORMATS,
     OutputSettings,
-    vector_job,
+    VectorJob,
     write_output_shards,
 )
 
@@ -97,60 +98,31 @@ class ExtractSettings(OutputSettings):
         # An array has no entry for a bad row.
         is_array = self.file_format == "npy" or str(self.output).endswith(".npy")
         for path in self.input_files(self.input):
-            input_checks.check_rows(rows, path, labelled=False, accepts_bad=not is_array)
+            check_unlabelled(rows, path, accepts_bad=not is_array)
         sources.check(self.model, as_embedder=True)
 
 
 def main(settings: ExtractSettings) -> None:
     """Write the output file, or the directory of output shards."""
-    if settings.output_dir:
-        _extract_shards(settings)
-        return
-    from bert_tf.storage.ownership import sole_output
-    from bert_tf.weights.sources import read_pretrained
-    from tasks.prediction.feature_extraction import create_embedder, extract
-
-    assert settings.output
-    with sole_output(settings.output, settings.overwrite):
-        embedder = create_embedder(
-            read_pretrained(settings.model, settings.do_lower_case),
-            settings.layers,
-            settings.pooling,
-            settings.max_seq_length,
-            len(settings.columns),
-            settings.prompt,
-        )
-        count, bad = extract(
-            embedder,
-            settings.input,
-            settings.columns,
-            settings.output,
-            settings.unescape_html,
-            settings.batch_size,
-            command.log,
-            settings.per_token,
-        )
-    command.log(f"{settings.output}: {count} rows of {embedder.vector_size} numbers{_errors(bad)}")
-
-
-def _errors(bad):
-    return f", {bad} bad rows with an error instead" if bad else ""
-
-
-def _extract_shards(settings):
     names = (
         "layers pooling per_token max_seq_length do_lower_case prompt unescape_html batch_size "
         "file_format"
     )
     common = {name: getattr(settings, name) for name in names.split()}
-    job = vector_job(settings.model, tuple(settings.columns), **common)
-    recorded = {
-        **common,
-        "text_column": settings.text_column,
-        "text_b_column": settings.text_b_column,
-    }
-    count, bad = write_output_shards(job, settings, settings.input, recorded, command.log)
-    command.log(f"{settings.output_dir}: {count} rows{_errors(bad)}")
+    job = VectorJob(model=settings.model, columns=tuple(settings.columns), **common)
+    if settings.output_dir:
+        columns = {"text_column": settings.text_column, "text_b_column": settings.text_b_column}
+        recorded = {**common, **columns}
+        count, bad = write_output_shards(job, settings, settings.input, recorded, command.log)
+        size = ""
+    else:
+        assert settings.output
+        with sole_output(settings.output, settings.overwrite):
+            embedder = job.embedder()
+            count, bad = job.extract(embedder, settings.input, settings.output, command.log)
+        size = f" of {embedder.vector_size} numbers"
+    errors = f", {bad} bad rows with an error instead" if bad else ""
+    command.log(f"{settings.output_dir or settings.output}: {count} rows{size}{errors}")
 
 
 if __name__ == "__main__":

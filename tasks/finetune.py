@@ -15,8 +15,7 @@ from tasks.finetuning.settings import DataRows, FinetuneSettings
 
 def main(settings: FinetuneSettings, data: DataRows | None = None) -> None:
     """Run one fine-tuning, a sweep, or a dry run of them; `data` are the rows of its check."""
-    from tasks.finetuning.dry_run import dry_run
-    from tasks.finetuning.recipe import finetune
+    from tasks.finetuning.recipe import dry_run, finetune
     from tasks.finetuning.sweep import sweep
 
     run = dry_run if settings.dry_run else sweep if settings.is_sweep else finetune

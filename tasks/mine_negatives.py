@@ -17,7 +17,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage import paths
 from bert_tf.system import command
 from tasks.data.readers.rows import check_good, raise_bad_rows, read_rows
-from tasks.prediction.embedders import check_embedder, open_embedder
+from tasks.prediction.retrieval import check_embedder, mine_negatives, open_embedder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,6 @@ def main(settings: MineNegativesSettings) -> None:
     """Write the output file."""
     from bert_tf.storage.files import atomic_writer
     from bert_tf.storage.ownership import sole_output
-    from tasks.prediction.hard_negatives import NegativeMiner
 
     columns = settings.anchor_column, settings.positive_column
 
@@ -78,14 +77,16 @@ def main(settings: MineNegativesSettings) -> None:
     corpus = [str(row.texts[settings.text_column]) for row in rows]
     count = found = incomplete = 0
     with sole_output(settings.output, settings.overwrite), atomic_writer(settings.output) as lines:
-        miner = NegativeMiner(
+        for mined in mine_negatives(
             open_embedder(settings.run),
             corpus,
             pairs,
-            os.path.dirname(os.path.abspath(settings.output)),
-            command.log,
-        )
-        for mined in miner.mine(settings.num_negatives, settings.margin, settings.top_k):
+            num_negatives=settings.num_negatives,
+            margin=settings.margin,
+            top_k=settings.top_k,
+            directory=os.path.dirname(os.path.abspath(settings.output)),
+            log=command.log,
+        ):
             lines.write(json.dumps(mined._asdict(), ensure_ascii=False) + "\n")
             count, found = count + 1, found + len(mined.negatives)
             incomplete += len(mined.negatives) < settings.num_negatives

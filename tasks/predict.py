@@ -14,19 +14,18 @@ their order: both texts of a pair, question and context, or prompt and each choi
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from bert_tf.errors import UserError
 from bert_tf.storage import strict_json
 from bert_tf.system import command
-from tasks.base import input_checks
+from tasks.base.task_types import check_run, check_unlabelled
 from tasks.data.readers.glue import check_submission
 from tasks.graph.published import published_task, published_version
-from tasks.prediction.output_shards import (
+from tasks.prediction.outputs import (
     OutputSettings,
-    published_job,
-    run_job,
+    PredictionJob,
+    predict,
+    submit,
     write_output_shards,
 )
 
@@ -72,27 +71,25 @@ class PredictSettings(OutputSettings):
         Raises:
             UserError: If they cannot be used.
         """
-        task: Mapping[str, Any] | None
         version = published_version(self.run) if self.output_dir else None
         if version:
             if self.checkpoint:
                 raise UserError(f"--checkpoint: expected a run as --run, received {self.run}")
             task = published_task(version)
-        elif run := input_checks.check_run(self.run, self.checkpoint):
-            task = run.task
+        elif run := check_run(self.run, self.checkpoint):
+            task = run.task or {"kind": "pretrained"}
         else:
             return
         for path in self.input_files(self.input) if self.input else ():
-            input_checks.check_rows(task, path, labelled=False, accepts_bad=True)
+            check_unlabelled(task, path, accepts_bad=True)
         if self.output and self.output.endswith(".tsv"):
-            check_submission(self.output, (task or {}).get("file_format"), self.run)
+            check_submission(self.output, task.get("file_format"), self.run)
 
 
 def main(settings: PredictSettings) -> None:
     """Predict the input file and log the number of rows, or print the prediction of the text."""
     # Imported here, since they import TensorFlow, which flags and inputs are checked before.
     from bert_tf.storage.ownership import sole_output
-    from tasks.prediction.prediction_files import predict, submit
 
     if settings.text:
         model = _load(settings)
@@ -123,7 +120,7 @@ def _log_rows(path, count, bad):
 def _predict_shards(settings):
     common = {"batch_size": settings.batch_size, "file_format": settings.file_format}
     if version := published_version(settings.run):
-        job = published_job(version, published_task(version), **common)
+        job = PredictionJob(model=version, task=published_task(version), **common)
     else:
         command.import_tensorflow()
         from tasks.graph.run_checkpoint import RunCheckpoint
@@ -131,7 +128,8 @@ def _predict_shards(settings):
         source = RunCheckpoint.open(settings.run, settings.checkpoint)
         _check_tuned(source)
         task = source.run.task or {"kind": "pretrained"}
-        job = run_job(settings.run, os.path.basename(source.path), task, **common)
+        name = os.path.basename(source.path)
+        job = PredictionJob(model=settings.run, task=task, checkpoint=name, **common)
     counts = write_output_shards(job, settings, settings.input, common, command.log)
     _log_rows(settings.output_dir, *counts)
 

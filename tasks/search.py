@@ -16,19 +16,14 @@ is written next to the vectors, and use it:
 
 import dataclasses
 
-import numpy as np
-
 from bert_tf.errors import UserError
 from bert_tf.storage import files, paths, strict_json
 from bert_tf.system import command
 from bert_tf.weights import sources
-from tasks.base import input_checks
-from tasks.metrics.nearest_vectors import normalized
-from tasks.prediction.embedders import QUERY_PROMPTS, prompt_of
-from tasks.prediction.rankers import check_ranker, open_ranker, rerank
+from tasks.base.task_types import check_unlabelled
+from tasks.prediction.retrieval import QUERY_PROMPTS, check_ranker, open_ranker, prompt_of, rerank
 from tasks.prediction.vector_files import ApproximateIndex, Vectors, build_index, index_path
 
-MIN_COSINE = 0.999  # Of a row to its vector; other batches change the last digits.
 SAMPLE = 32  # Rows that are compared with their vectors.
 
 
@@ -111,7 +106,7 @@ class SearchSettings:
         rows = {"kind": "pretrained", "text_columns": [self.text_column]}
         assert self.input is not None and self.model is not None
         for path in files.glob_files(self.input):
-            input_checks.check_rows(rows, path, labelled=False)
+            check_unlabelled(rows, path)
         sources.check(self.model, as_embedder=True)
         if self.rerank:
             check_ranker(self.rerank)
@@ -123,10 +118,10 @@ def main(settings: SearchSettings) -> None:
     if settings.build_index:
         _build_index(settings, vectors)
         return
-    from tasks.prediction.feature_extraction import create_embedder
+    from tasks.prediction.outputs import create_embedder
 
     assert settings.query is not None and settings.model is not None
-    sample = np.unique(np.linspace(0, len(vectors) - 1, SAMPLE).astype(int))
+    sample = vectors.sample(SAMPLE)
     texts, count = _texts_of(settings, sample)
     if count != len(vectors):
         raise UserError(
@@ -144,7 +139,7 @@ def main(settings: SearchSettings) -> None:
     query_1D = embedder.predict([settings.query], prompt=prompt)
     strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
-    if not _are_vectors_of(texts, embedder, vectors, sample):
+    if not vectors.are_at(sample, embedder.predict(texts)):
         raise UserError(
             f"{settings.vectors}: not the vectors of {settings.input} by {settings.model} with "
             "these flags; pass the flags of the bert-tf extract command, or run it again"
@@ -163,15 +158,6 @@ def main(settings: SearchSettings) -> None:
         lines = _reranked(settings, lines)
     for line in lines[: settings.top_k]:
         print(strict_json.dumps_result(line, f"{settings.vectors}: row {line['row']}"))
-
-
-def _are_vectors_of(texts, embedder, vectors, rows):
-    """Return whether these rows of the vectors are those of the texts."""
-    expected_nD = embedder.predict(texts)
-    if expected_nD.shape[1] != vectors.size:
-        return False
-    cosines_n = np.sum(normalized(expected_nD) * normalized(vectors.take(rows)), axis=1)
-    return bool(np.all((cosines_n >= MIN_COSINE) | ~np.any(expected_nD, axis=1)))
 
 
 def _texts_of(settings, rows):

@@ -6,14 +6,14 @@ import tensorflow as tf
 from bert_tf import Vocabulary
 from bert_tf.text.packing import Packed
 from tasks.data.windows import Windows
-from tasks.types.tagging.entity_labels import (
+from tasks.types.tagging import (
     NO_LABEL,
     BioLabels,
+    entities,
     first_pieces,
-    join_words,
+    in_windows,
     label_words,
 )
-from tasks.types.tagging.entity_spans import entities, in_windows
 
 ENTRIES = (
     "[PAD] [UNK] [CLS] [SEP] [MASK] paris london berlin ##er ##s anna u s it don t new york city "
@@ -94,10 +94,11 @@ def decoded(texts, tokens, labels_T, bio=BIO, vocabulary=VOCABULARY, **window_si
 
 
 def from_words(tokenizer, sentences, tags, bio=BIO):
-    words = join_words(sentences)
-    tokens = tokenizer.tokenize_with_offsets(words.texts)
+    texts = [" ".join(words) for words in sentences]
+    tokens = tokenizer.tokenize_with_offsets(texts)
     ids = np.array([bio.labels.index(tag) for of_text in tags for tag in of_text.split()], np.int32)
-    return words, tokens, label_words(bio, words, tokens, ids, firsts(tokens, tokenizer.vocabulary))
+    is_first = firsts(tokens, tokenizer.vocabulary)
+    return texts, tokens, label_words(bio, texts, tokens, sentences, ids, is_first)
 
 
 def read_columns(path):

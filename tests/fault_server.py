@@ -17,8 +17,8 @@ import bert_tf.data.vocabulary_learning
 import bert_tf.pretraining.recipe  # noqa: F401
 import export.publishing  # noqa: F401
 import tasks.finetuning.recipe
-import tasks.prediction.feature_extraction
-import tasks.prediction.prediction_files  # noqa: F401
+import tasks.prediction.outputs
+import tasks.types.similarity.text_embedder  # noqa: F401
 
 
 def start(module, arguments, output):

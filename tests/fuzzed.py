@@ -141,7 +141,7 @@ def choices(directory):
         for text in SENTENCES
     )
     path = _written(directory / "choices.jsonl", "".join(lines))
-    return path, lambda path: list(read_choices(path, "rows"))
+    return path, lambda path: list(read_choices(path))
 
 
 def arc(directory):
@@ -150,7 +150,7 @@ def arc(directory):
     path = _written(
         directory / "arc.csv", "".join(f'"{text}","a","b","c","B"\n' for text in SENTENCES)
     )
-    return path, lambda path: list(read_choices(path, "arc"))
+    return path, lambda path: list(read_choices(path, file_format="arc"))
 
 
 def vocabulary(directory):

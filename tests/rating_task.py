@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.train.losses import squared_error
-from tasks.base.task import OutputSpec
-from tasks.base.text_task import LabelledTextTask
+from tasks.base.task import LabelledTextTask, OutputSpec
 from tasks.graph.heads import SequenceClassifier
 from tasks.model.task_model import TaskModel
 

@@ -12,8 +12,8 @@ from export.clients.client import ModelClient
 from export.clients.signature_defs import read_signatures
 from tasks.data.examples import as_tensor
 from tasks.data.readers.memory import jsonable
+from tasks.graph.pipeline import load_published
 from tasks.graph.published import version_directories
-from tasks.graph.serving_functions import load_published
 
 
 class LocalClient(ModelClient):

@@ -1,4 +1,4 @@
-"""The base class of all task types.
+"""The base classes of all task types.
 
 A task type is a module and an entry in tasks/base/task_types.py. The module defines a `Task`, which
 knows all that distinguishes it: how rows become examples, examples batches, and outputs predictions
@@ -13,7 +13,7 @@ import abc
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import keras
@@ -30,10 +30,11 @@ from tasks.base.task_types import (
     TASK_TYPES,
     UNLABELLED_TASK_TYPES,
     imported,
-    row_reader,
+    read_rows_of,
     task_type,
 )
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import columns_of
 from tasks.data.readers.rows import (
     BadRow,
@@ -42,11 +43,13 @@ from tasks.data.readers.rows import (
     RowError,
     Source,
     raise_bad_rows,
+    text_names,
 )
-from tasks.data.windows import Windows
+from tasks.data.windows import Windows, one_window_each, pack_texts
 
 Loss = Callable[..., tf.Tensor]
 Tokenize = Callable[[tf.Tensor], Tokens]  # Of a `Tokenizer`.
+TRUNCATIONS = ("head", "tail", "head_tail")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +100,25 @@ def described(description: str, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"description": description})
 
 
+def check_choice(name: str, value: Any, known: Collection[str]) -> None:
+    """Raise UserError, which names a field, if its value is not one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise UserError(f"{name}={value!r:.80}: expected one of {', '.join(known)}")
+
+
 def cut_lists(row: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return a prediction with the first entries of each list."""
     return {
         name: value[:count] if isinstance(value, list) else value for name, value in row.items()
     }
+
+
+def top2_gap(values: tf.Tensor) -> tf.Tensor:
+    """Return the difference of the two largest values along the last axis, inf if it has one."""
+    if values.shape[-1] == 1:
+        return tf.fill(tf.shape(values)[:-1], float("inf"))
+    best, next_best = tf.unstack(tf.math.top_k(values, 2).values, axis=-1)
+    return best - next_best
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -295,7 +312,7 @@ class Task(abc.ABC):
             raise UserError(f"{data}: {self.no_labels}")
         if isinstance(data, FileRows):
             return data
-        return row_reader(self.kind)(self.to_dict(), data, labelled)
+        return read_rows_of(self.to_dict(), data, labelled)
 
     def label_of(self, label: Any) -> Any:
         """Convert a label of `iter_rows` to the representation of the task.
@@ -540,6 +557,66 @@ class Task(abc.ABC):
     def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
         """Return one warning per tunable field that this dev data cannot tune."""
         return []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTask(Task):
+    """Base class of tasks on a text or pair of texts that fits one window.
+
+    Attributes:
+        file_format: "rows", with named columns, or the name of a GLUE dataset, whose files have
+            fixed columns.
+        text_columns: One or two columns of text.
+        label_column: Column of the label.
+        unescape_html: Whether to convert HTML entities in texts.
+        truncation: "head", "tail" or "head_tail" (`bert_tf.text.packing.pack`).
+    """
+
+    file_format: str = "rows"
+    text_columns: tuple[str, ...] = ("text",)
+    label_column: str | None = None
+    unescape_html: bool = False
+    truncation: str = described("part of a longer text that is kept", "head")
+
+    @classmethod
+    def from_options(cls, *, max_seq_length: int, pairs: bool = False, **options: Any) -> Self:
+        """Create the task from the options of `TaskModel.from_pretrained`.
+
+        `pairs` stands for the columns text_a and text_b.
+        """
+        check_choice("truncation", options.get("truncation", "head"), TRUNCATIONS)
+        columns = ("text_a", "text_b") if pairs else ("text",)
+        return cls(max_seq_length=max_seq_length, text_columns=columns, **options)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the texts in a served request."""
+        of_glue = GLUE.get(self.file_format)
+        return text_names(len(of_glue.columns if of_glue else self.text_columns))
+
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
+        """Tokenize and truncate texts to one window each."""
+        in_order = [texts[name] for name in self.input_names]
+        return one_window_each(
+            pack_texts(in_order, tokenize, vocabulary, self.max_seq_length, self.truncation)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledTextTask(TextTask):
+    """Base class of tasks with a label or value per text or pair of texts."""
+
+    label_column: str = "label"
+
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Return a warning if all rows have the same label: most metrics then say nothing."""
+        labels = data.examples.labels
+        if len(labels) < 2 or any(label != labels[0] for label in labels):
+            return []
+        return [
+            f"all {len(labels)} rows have the same label; macro F1, ROC-AUC and correlations of "
+            "such rows do not measure the model"
+        ]
 
 
 def _fits(value, hint):

@@ -1,7 +1,7 @@
 """The task types, and the datasets known by name.
 
-A new task type is a module and an entry here. This module is free of TensorFlow, so that flags can
-be checked before it is imported; tasks/base/task.py creates the tasks.
+A new task type is a module and an entry here. This module is free of TensorFlow, so that flags and
+the inputs of commands can be checked before it is imported; tasks/base/task.py creates the tasks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bert_tf.errors import UserError
-from tasks.data.readers.rows import BadRow, Example, FileRows, Source
+from bert_tf.runs.run import Run
+from bert_tf.storage import files
+from tasks.data.readers.rows import (
+    BadRow,
+    Example,
+    FileRows,
+    Source,
+    check_any_good,
+    check_good,
+)
 
 # Settings whose defaults depend on the task type; those of training are google-research/bert's
 # (Devlin et al. 2019, A.3).
@@ -32,15 +41,16 @@ class TaskType:
     Attributes:
         class_path: "module:class".
         rows_path: "module:function" of the function that reads rows without TensorFlow, so that
-            files are checked before it is imported. It takes the values of a task.json (or, before
-            training, the options of the task), a file, and whether the rows have labels.
+            files are checked before it is imported. It takes a file, whether the rows have labels,
+            and as keyword arguments the values of a task.json, or, before training, the options of
+            the task.
         needs_dev: Whether it always has a field to tune on dev data.
         has_teacher: Whether a teacher's outputs can be learned.
         defaults: Settings that differ from `DEFAULTS`.
     """
 
     class_path: str
-    rows_path: str = "tasks.data.readers.glue:task_rows"
+    rows_path: str = "tasks.data.readers.glue:read_glue"
     needs_dev: bool = False
     has_teacher: bool = True
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -49,32 +59,30 @@ class TaskType:
 TASK_TYPES = {
     "classification": TaskType("tasks.types.classification.text_classifier:ClassificationTask"),
     "regression": TaskType("tasks.types.regression:RegressionTask"),
-    "tagging": TaskType(
-        "tasks.types.tagging.token_classifier:TaggingTask", "tasks.data.readers.tagged:task_rows"
-    ),
+    "tagging": TaskType("tasks.types.tagging:TaggingTask", "tasks.data.readers.tagged:read_tagged"),
     "span_qa": TaskType(
-        "tasks.types.question_answering.question_answerer:QuestionAnsweringTask",
-        "tasks.data.readers.squad:task_rows",
+        "tasks.types.question_answering:QuestionAnsweringTask",
+        "tasks.data.readers.squad:read_questions",
         defaults={"max_seq_length": 384},
     ),
     "multiple_choice": TaskType(
-        "tasks.types.multiple_choice:MultipleChoiceTask", "tasks.data.readers.choices:task_rows"
+        "tasks.types.multiple_choice:MultipleChoiceTask", "tasks.data.readers.choices:read_choices"
     ),
     "ranking": TaskType(
         "tasks.types.ranking:RankingTask",
-        "tasks.data.readers.ranking:task_rows",
+        "tasks.data.readers.ranking:read_rankings",
         defaults={"max_seq_length": 256, "global_batch_size": 8, "learning_rate": 2e-5},
     ),
     "anomaly": TaskType(
-        "tasks.types.anomaly.anomaly_detector:AnomalyTask",
-        "tasks.data.readers.rows:rows_with_optional_labels",
+        "tasks.types.anomaly:AnomalyTask",
+        "tasks.data.readers.rows:read_texts_with_optional_labels",
         needs_dev=True,
         has_teacher=False,
         defaults={"global_batch_size": 128, "epochs": 20, "learning_rate": 3e-3},
     ),
     "similarity": TaskType(
         "tasks.types.similarity.text_embedder:SimilarityTask",
-        "tasks.data.readers.pairs:task_rows",
+        "tasks.data.readers.pairs:read_pairs",
         defaults={"global_batch_size": 64, "epochs": 1},
     ),
 }
@@ -118,21 +126,54 @@ def default_settings(kind: str) -> dict[str, Any]:
     return {**DEFAULTS, **(task_type.defaults if task_type else {})}
 
 
-RowReader = Callable[[Mapping[str, Any], Source, bool], Iterable[Example | BadRow]]
+def read_rows_of(
+    task: Mapping[str, Any], source: Source, labelled: bool = True
+) -> Iterable[Example | BadRow]:
+    """Return the rows of a file, which is not read at once.
 
+    Args:
+        task: Values of a task.json; or, before training, "kind" and the options of the task.
+        source: A file in a format of the task.
+        labelled: Whether the rows have labels.
 
-def row_reader(kind: str) -> RowReader:
-    """Import and return the function of `TaskType.rows_path`; raises UserError without a type."""
-    return imported(task_type(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES}).rows_path)
+    Raises:
+        UserError: If the task type is unknown, and in an iteration what its reader raises.
+    """
+    of_kind = task_type(task["kind"], {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
+    return imported(of_kind.rows_path)(source, labelled, **task)
 
 
 def read_file(task: Mapping[str, Any], path: str | os.PathLike, labelled: bool = True) -> FileRows:
-    """Return the rows of a file that is opened once.
+    """Return the rows of a file that is opened once; arguments as of `read_rows_of`."""
+    task_type(task["kind"], {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
+    return FileRows(path, lambda file: read_rows_of(task, file, labelled))
 
-    `task` has the values of a task.json; or, before training, "kind" and the options of the task.
+
+def check_unlabelled(task: Mapping[str, Any], path: str, accepts_bad: bool = False) -> None:
+    """Check that the rows of a file have the format of a task, apart from labels.
+
+    Args:
+        task: As of `read_rows_of`.
+        path: The file.
+        accepts_bad: Whether the command continues after a bad row, if not all rows are bad.
+
+    Raises:
+        UserError: A row is bad, or the file is.
     """
-    read = row_reader(task["kind"])
-    return FileRows(path, lambda file: read(task, file, labelled))
+    check = check_any_good if accepts_bad else check_good
+    check(read_rows_of(task, path, labelled=False))
+
+
+def check_run(path: str, checkpoint: str | None = None) -> Run | None:
+    """Return a run that has a checkpoint of a name, or any; `None` for a remote path.
+
+    A remote path cannot be read without TensorFlow. Raises UserError if there is none.
+    """
+    if files.is_remote(path):
+        return None
+    run = Run.open(path)
+    run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.best_or_latest_step()
+    return run
 
 
 def task_type(kind: str, task_types: Mapping[str, TaskType]) -> TaskType:

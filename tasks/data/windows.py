@@ -89,6 +89,28 @@ class Windows(NamedTuple):
         )
 
 
+def pack_texts(
+    texts: Sequence[tf.Tensor],
+    tokenize: Callable[[tf.Tensor], Tokens],
+    vocabulary: Vocabulary,
+    max_seq_length: int,
+    truncation: str = "head",
+) -> Packed:
+    """Tokenize and truncate texts, or pairs of them, to one sequence each.
+
+    Args:
+        texts: String `(B,)` per segment.
+        tokenize: Method of `Tokenizer`.
+        vocabulary: Vocabulary of the ids.
+        max_seq_length: Maximum tokens per sequence.
+        truncation: "head", "tail" or "head_tail" (`bert_tf.text.packing.pack`).
+    """
+    budget = token_budget(len(texts), max_seq_length)
+    # Only the ends that truncation may keep are tokenized; `pack` truncates pairs together.
+    segments = [tokenize_ends(tokenize, text, budget, truncation) for text in texts]
+    return pack(segments, vocabulary, max_seq_length, truncation)
+
+
 def one_window_each(packed: Packed) -> Windows:
     """Return the windows of texts that are one sequence each."""
     return Windows(packed, tf.range(tf.cast(packed.input_ids.nrows(), tf.int32)))

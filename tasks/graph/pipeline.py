@@ -1,25 +1,38 @@
 """Map strings to predictions in one graph, for training, prediction and export alike.
 
+`Serving` calls its signatures, or those of a published version, with Python strings.
+
 Shape suffixes: B texts, W windows (token sequences made of them), L tokens, C choices, H hidden
 size.
 """
 
+from __future__ import annotations
+
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+import tensorflow_text  # noqa: F401  Registers the operations of published tokenizers.
 
-from bert_tf.text.excerpts import tokenize_ends, truncate_utf8
-from bert_tf.text.packing import pack, token_budget
+from bert_tf.errors import UserError
+from bert_tf.runs.checkpoints import load_saved_model
+from bert_tf.system.processes import FirstCalls
+from bert_tf.text.encoder_inputs import to_padded
+from bert_tf.text.excerpts import truncate_utf8
+from bert_tf.text.packing import Packed
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.compilation import compile_with_weights
-from tasks.base.task import OutputSpec, SignatureSpec, Task
-from tasks.data.examples import Tensors
-from tasks.data.windows import Windows
+from tasks.base.task import OutputSpec, SignatureSpec, Task, task_from_dict
+from tasks.data.examples import Examples, Tensors
+from tasks.data.readers.memory import jsonable
+from tasks.data.windows import Windows, pack_texts
 from tasks.graph.chunking import run_in_chunks, run_in_packed_batches, run_texts_in_chunks
-from tasks.graph.heads import on_grid
-from tasks.graph.pooling import mean_of_tokens
+from tasks.graph.heads import mean_of_tokens, on_grid
+from tasks.graph.published import published_device, published_task
 
 TOKENIZE_OUTPUTS = {
     "input_ids": OutputSpec("token ids, which are line numbers of assets.extra/vocab.txt from 0"),
@@ -37,6 +50,7 @@ EMBED_OUTPUTS = {
     "mean": OutputSpec("mean of the vectors of all tokens", is_vector=True),
 }
 _CPU, _GPU = "/CPU:0", "/GPU:0"
+ROWS_PER_CALL = 1024  # Bounds memory.
 
 
 class Pipeline(tf.Module):
@@ -100,10 +114,7 @@ class Pipeline(tf.Module):
 
     def embed(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
         """Map strings `(B,)` to vectors "pooled" and "mean", over all tokens, float32 `(B, H)`."""
-        budget = token_budget(1, self.task.max_seq_length)
-        tokens = tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
-        packed = pack([tokens], self.vocabulary, self.task.max_seq_length)
-        return self._run_in_chunks("embed", packed)
+        return self._run_in_chunks("embed", self._packed(text))
 
     def tokenize(self, **texts: tf.Tensor) -> dict[str, tf.Tensor]:
         """Map strings `(B,)` per input name to the model's inputs and their character offsets.
@@ -120,9 +131,8 @@ class Pipeline(tf.Module):
 
         def dense(ragged, padding):
             if windows.choice_W is not None:
-                # The grid is -1 for a missing choice; row 0, all padding, is its entry.
-                dense_WL = tf.pad(ragged.to_tensor(padding), [[1, 0], [0, 0]], "CONSTANT", padding)
-                return tf.gather(dense_WL, self._choice_grid(windows, texts) + 1)
+                grid = self._choice_grid(windows, texts)
+                return on_grid(ragged.to_tensor(padding), grid, padding)
             if self.task.has_windows:
                 # All windows of a text become one row.
                 ragged = windows.by_example(ragged, count)
@@ -170,6 +180,15 @@ class Pipeline(tf.Module):
                 "Vectors of a text, for similarity and search.", {"text": "text"}, EMBED_OUTPUTS
             ),
         }
+
+    def _packed(self, *texts):
+        """Tokenize and truncate strings `(B,)`, or pairs of them, to one sequence each."""
+        return pack_texts(
+            list(map(truncate_utf8, texts)),
+            self.tokenizer.tokenize,
+            self.vocabulary,
+            self.task.max_seq_length,
+        )
 
     def _windows(self, **texts):
         tokenizer = self.tokenizer
@@ -254,3 +273,153 @@ class Pipeline(tf.Module):
 
 def _limited(texts):
     return {name: truncate_utf8(values) for name, values in texts.items()}
+
+
+class Serving:
+    """The signatures of a task, called with Python strings.
+
+    Args:
+        task: The task.
+        signatures: Functions of string tensors by position, by name of the signature.
+    """
+
+    def __init__(
+        self, task: Task, signatures: Mapping[str, tf.types.experimental.GenericFunction]
+    ) -> None:
+        self.task, self.signatures = task, signatures
+        self._first_calls = FirstCalls()
+
+    def call(
+        self, signature: str, columns: Mapping[str, list], batch_size: int = ROWS_PER_CALL
+    ) -> dict[str, np.ndarray]:
+        """Call a signature.
+
+        Args:
+            signature: Its name.
+            columns: N strings, or lists of strings, by input name.
+            batch_size: Rows per call.
+
+        Returns:
+            `{name: array (N, ...)}`, with `str` for strings. Batches of different widths are padded
+            with "" and -1.
+        """
+        function = self.signatures[signature]
+        parts = [
+            {
+                name: _with_str(values.numpy())
+                for name, values in self._first_calls.call(
+                    signature, function, *texts.values()
+                ).items()
+            }
+            for texts in Examples(dict(columns), []).slices(batch_size)
+        ]
+        return {
+            name: concat_padded(
+                [part[name] for part in parts], "" if values.dtype == object else -1
+            )
+            for name, values in parts[0].items()
+        }
+
+    def predict_rows(self, columns: Mapping[str, list], batch_size: int) -> list[dict[str, Any]]:
+        """Return the prediction per row as a dict of JSON types, without padding; see `call`."""
+        outputs = self.call("serving_default", columns, batch_size)
+        rows = zip(*(values.tolist() for values in outputs.values()), strict=True)
+        return [self.task.strip_padding(dict(zip(outputs, row, strict=True))) for row in rows]
+
+    def output_types(self) -> dict[str, tuple[str, int]]:
+        """Return the name of the dtype and the number of list levels per predicted output."""
+        function = self.signatures["serving_default"].get_concrete_function()
+        return {
+            name: (spec.dtype.name, spec.shape.rank - 1)
+            for name, spec in function.structured_outputs.items()
+        }
+
+
+class ServingFunctions(Serving):
+    """The signatures of a pipeline."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline.task, pipeline.signatures)
+        self.pipeline = pipeline
+
+    def attention(self, columns: Mapping[str, list]) -> list[tuple[list[str], np.ndarray]]:
+        """Return tokens and attention probabilities per sequence; see `TaskModel.attention`."""
+        entries = self.pipeline.vocabulary.entries
+        maps = []
+        for texts in Examples(dict(columns), []).slices():
+            packed = self.pipeline.encode(**texts).packed
+            for row in range(int(packed.input_ids.nrows())):
+                one = Packed(*(ragged[row : row + 1] for ragged in packed[:2]))
+                inputs = to_padded(one, self.pipeline.vocabulary)
+                tokens = [entries[number] for number in inputs["input_ids"][0].numpy()]
+                maps.append((tokens, self._attention(inputs).numpy()))
+        return maps
+
+    @tf.function(reduce_retracing=True, autograph=False)
+    def _attention(self, inputs: dict[str, tf.Tensor]) -> Any:
+        outputs = self.pipeline.model.encoder(inputs, output_hidden_states=True)
+        return tf.stack([of_layer[0] for of_layer in outputs["attentions"]])
+
+
+def load_published(version: str | os.PathLike) -> Any:
+    """Return `tf.saved_model.load` of a version, on the device that it was published for.
+
+    Raises:
+        UserError: If that is a GPU, and TensorFlow sees none.
+        OSError: If there is no SavedModel.
+        tf.errors.OpError: If it is damaged.
+    """
+    device = published_device(version)
+    if device == "gpu" and not tf.config.get_visible_devices("GPU"):
+        raise UserError(
+            f"{version}: was exported with --device=gpu, and TensorFlow sees no GPU; export the "
+            "run with --device=cpu"
+        )
+    # Otherwise a GPU would hold the variables of a graph for CPUs.
+    with tf.device("CPU:0" if device == "cpu" else None):
+        return load_saved_model(version)
+
+
+class PublishedModel(Serving):
+    """The default signature of a published version.
+
+    Args:
+        version: Directory of the version.
+
+    Raises:
+        UserError: If it cannot be loaded.
+    """
+
+    def __init__(self, version: str) -> None:
+        task = task_from_dict(published_task(version))
+        try:
+            # Kept, since a signature does not keep the variables of its model alive.
+            self._model = load_published(version)
+            served = self._model.signatures["serving_default"]
+        except (OSError, KeyError, tf.errors.OpError) as error:
+            raise UserError(f"{version}: not a published model: {error}") from None
+        names, specs = task.input_names, served.structured_input_signature[1]
+
+        @tf.function(input_signature=[specs[name] for name in names], autograph=False)
+        def by_position(*texts):
+            return served(**dict(zip(names, texts, strict=True)))
+
+        super().__init__(task, {"serving_default": by_position})
+
+
+def _with_str(values):
+    """Return an array with `str` for bytes."""
+    if values.dtype != object:
+        return values
+    return np.array(jsonable(values), object).reshape(values.shape)
+
+
+def concat_padded(parts: Sequence[np.ndarray], filler: Any) -> np.ndarray:
+    """Concatenate arrays along axis 0, padded with `filler` to the largest of each other axis."""
+    shape = np.max([part.shape for part in parts], axis=0)
+
+    def padded(part):
+        missing = (shape - part.shape)[1:]
+        return np.pad(part, [(0, 0), *((0, size) for size in missing)], constant_values=filler)
+
+    return np.concatenate([padded(part) for part in parts])

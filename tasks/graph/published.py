@@ -1,4 +1,4 @@
-"""Published SavedModels on disk, without TensorFlow. `tasks.graph.serving_functions` loads them."""
+"""Published SavedModels on disk, without TensorFlow. `tasks.graph.pipeline` loads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from bert_tf.storage import files, format_versions
 TASK_OF_VERSION = "assets.extra/task.json"
 EXPORT_OF_VERSION = "assets.extra/export.json"
 MAX_VERSION = 2**63 - 1  # The highest that TensorFlow Serving reads.
-_GRAPH = "saved_model.pb"
 _VERSION = re.compile("[0-9]+")
 
 
@@ -35,14 +34,18 @@ def version_directories(path: str | os.PathLike[str]) -> dict[int, str]:
     }
 
 
+def is_saved_model(path: str) -> bool:
+    """Return whether a directory is a SavedModel, such as a published version."""
+    return files.exists(os.path.join(path, "saved_model.pb"))
+
+
 def published_version(path: str) -> str | None:
     """Return the SavedModel at a path, or in its directory of the newest version, or `None`."""
     if files.is_remote(path) or not os.path.isdir(path):
         return None
-    if files.exists(os.path.join(path, _GRAPH)):
+    if is_saved_model(path):
         return path
-    versions = version_directories(path).values()
-    found = [version for version in versions if files.exists(os.path.join(version, _GRAPH))]
+    found = list(filter(is_saved_model, version_directories(path).values()))
     return found[-1] if found else None
 
 

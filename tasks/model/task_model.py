@@ -44,10 +44,9 @@ from tasks.base.task_types import default_settings
 from tasks.data.examples import EncodedExamples, Examples, stacked
 from tasks.data.readers.memory import columns_of
 from tasks.graph.evaluation import Evaluator, FeatureExamples
-from tasks.graph.pipeline import Pipeline
+from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline, ServingFunctions
 from tasks.graph.preprocessor import Preprocessor
 from tasks.graph.run_checkpoint import PRETRAINED, RunCheckpoint
-from tasks.graph.serving_functions import ROWS_PER_CALL, ServingFunctions
 from tasks.model import keras_names, streaming
 from tasks.model.labelled_rows import (
     WEIGHTS_UNSUPPORTED,

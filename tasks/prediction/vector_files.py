@@ -18,9 +18,10 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
 from tasks.data.readers.rows import import_pyarrow
-from tasks.metrics.nearest_vectors import VECTORS_PER_BLOCK, nearest_in_blocks, normalized
-from tasks.prediction.output_shards import OutputManifest
+from tasks.metrics.retrieval import VECTORS_PER_BLOCK, nearest_in_blocks, normalized
+from tasks.prediction.outputs import OutputManifest
 
+MIN_COSINE = 0.999  # Of a vector to the same one of another source.
 SAMPLE = 100  # Vectors whose neighbors are compared with the exact ones.
 NEIGHBORS = 10
 # Vectors that an index returns per result; the most similar of them are chosen exactly.
@@ -84,8 +85,22 @@ class Vectors:
             vectors_nD[is_here_n] = array[indices[is_here_n] - self._splits[number]]
         return vectors_nD
 
+    def sample(self, count: int) -> np.ndarray:
+        """Return the indices of at most `count` vectors, evenly spaced."""
+        return np.unique(np.linspace(0, len(self) - 1, count).astype(int))
+
+    def are_at(self, indices: np.ndarray, expected_nD: np.ndarray) -> bool:
+        """Return whether the vectors at `n` indices have the directions of others.
+
+        Half precision or another batch changes their last digits. Vectors of zeros have none.
+        """
+        if expected_nD.shape[1] != self.size:
+            return False
+        cosines_n = np.sum(normalized(expected_nD) * normalized(self.take(indices)), axis=1)
+        return bool(np.all((cosines_n >= MIN_COSINE) | ~np.any(expected_nD, axis=1)))
+
     def nearest(self, queries_QD: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the K most similar vectors; see `tasks.metrics.nearest_vectors.nearest`."""
+        """Return the K most similar vectors; see `tasks.metrics.retrieval.nearest`."""
         return nearest_in_blocks(self.blocks(), queries_QD, top_k)
 
     def _array(self, path):
@@ -184,11 +199,9 @@ class ApproximateIndex:
     def _is_of(self, vectors):
         if len(self._index) != len(vectors) or self._index.ndim != vectors.size:
             return False
-        sample = np.unique(np.linspace(0, len(vectors) - 1, SAMPLE).astype(int))
+        sample = vectors.sample(SAMPLE)
         there = np.reshape(self._index.get(sample), (-1, vectors.size))
-        cosines = np.sum(normalized(vectors.take(sample)) * normalized(there), axis=1)
-        # Vectors of zeros are equal too; the index holds numbers in half precision.
-        return bool(np.all((cosines > 0.999) | ~np.any(there, axis=1)))
+        return vectors.are_at(sample, there)
 
     def nearest(self, queries_QD: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the K most similar of the vectors that the index finds, and exact similarities.

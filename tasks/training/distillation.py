@@ -39,10 +39,11 @@ from tasks.base.task import task_from_dict
 from tasks.data.examples import Arrays, EncodedExamples, Examples
 from tasks.data.windows import concat
 from tasks.graph.evaluation import Evaluator
-from tasks.graph.pipeline import Pipeline
+from tasks.graph.pipeline import Pipeline, concat_padded
 from tasks.graph.preprocessor import Preprocessor
+from tasks.graph.published import is_saved_model
 from tasks.graph.run_checkpoint import RunCheckpoint
-from tasks.training.settings import check_teacher, is_saved_model
+from tasks.training.settings import check_teacher
 
 if TYPE_CHECKING:
     from tasks.base.task import Task
@@ -238,15 +239,8 @@ def _saved_model_teacher(path, task):
             for texts in student.examples.slices(_ROWS_PER_CALL):
                 parts.append(_logits(task, serve(**texts)))
                 progress.update(progress.done + len(parts[-1]))
-        width = max(part.shape[1] for part in parts)  # Slices have their own number of choices.
-        return {
-            output: np.concatenate(
-                [
-                    np.pad(part, [(0, 0), (0, width - part.shape[1])], constant_values=MASKED_SCORE)
-                    for part in parts
-                ]
-            )
-        }
+        # Slices have their own number of choices.
+        return {output: concat_padded(parts, MASKED_SCORE)}
 
     record = {"source": f"SavedModel {path}", "sha256": digest.hexdigest()}
     return Teacher(name, task, record, outputs)

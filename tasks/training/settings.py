@@ -17,8 +17,7 @@ from bert_tf.train.settings import compile_flag, deterministic_flag, precision_f
 from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import KIND
 from tasks.base import task_types
-from tasks.base.input_checks import check_run
-from tasks.graph.published import TASK_OF_VERSION, published_task
+from tasks.graph.published import TASK_OF_VERSION, is_saved_model, published_task
 
 # Settings that runs without a teacher do not record.
 DISTILLATION = ("teacher", "distill_temperature", "distill_alpha")
@@ -187,11 +186,6 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 SERVED_TEACHERS = ("classification", "regression", "multiple_choice")
 
 
-def is_saved_model(path: str) -> bool:
-    """Return whether a directory is a SavedModel, such as a published version."""
-    return files.exists(os.path.join(path, "saved_model.pb"))
-
-
 def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
     """Check that a teacher is a fine-tuned run or a published version of a student's task type.
 
@@ -217,7 +211,7 @@ def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
         task = Run.open(path).task
         if task is None:
             raise UserError(f"--teacher={path}: expected a fine-tuned run")
-        check_run(path)
+        task_types.check_run(path)
     else:
         if not files.exists(os.path.join(path, TASK_OF_VERSION)):
             raise UserError(

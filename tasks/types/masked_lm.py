@@ -17,16 +17,13 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.pretraining.masked_tokens import Candidates, check_head, fill_masks
 from bert_tf.pretraining.model import LOSSES, PretrainingModel
-from bert_tf.text.excerpts import tokenize_ends, truncate_utf8
 from bert_tf.text.masked_text import MASK, tokenize_masked
-from bert_tf.text.packing import pack, token_budget
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.decisions import top2_gap
-from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize
+from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize, top2_gap
 from tasks.data.examples import Tensors
 from tasks.data.readers.memory import columns_of
-from tasks.data.windows import Windows, one_window_each
+from tasks.data.windows import Windows, one_window_each, pack_texts
 from tasks.graph.pipeline import Pipeline
 from tasks.model.task_model import TaskModel
 
@@ -61,8 +58,8 @@ class MaskedLmTask(Task):
         def with_masks(texts):
             return tokenize_masked(texts, tokenize, vocabulary)
 
-        tokens = tokenize_ends(with_masks, texts["text"], token_budget(1, self.max_seq_length))
-        return one_window_each(pack([tokens], vocabulary, self.max_seq_length))
+        packed = pack_texts([texts["text"]], with_masks, vocabulary, self.max_seq_length)
+        return one_window_each(packed)
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> PretrainingModel:
         """Return the pretraining model."""
@@ -116,13 +113,7 @@ class MaskedLmPipeline(Pipeline):
 
     def next_sentence(self, text_a: tf.Tensor, text_b: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return `is_next`, float32 `(B,)`, the probability that text_b follows text_a."""
-        budget = token_budget(2, self.task.max_seq_length)
-        segments = [
-            tokenize_ends(self.tokenizer.tokenize, truncate_utf8(text), budget)
-            for text in (text_a, text_b)
-        ]
-        packed = pack(segments, self.vocabulary, self.task.max_seq_length)
-        return self._run_in_chunks("next_sentence", packed)
+        return self._run_in_chunks("next_sentence", self._packed(text_a, text_b))
 
     def _is_next(self, inputs):
         pooled_NH = self.model.encoder(inputs, pooled_only=True)["pooled"]

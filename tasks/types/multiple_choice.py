@@ -17,8 +17,7 @@ from bert_tf.config import BertConfig
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
-from tasks.base.decisions import top2_gap
-from tasks.base.task import OutputSpec, Task, Tokenize
+from tasks.base.task import OutputSpec, Task, Tokenize, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Tensors
 from tasks.data.windows import Windows, pair_windows
 from tasks.graph.heads import ChoiceModel

@@ -25,8 +25,7 @@ from bert_tf.train.losses import (
     listwise_softmax_cross_entropy,
     softmax_divergence,
 )
-from tasks.base.decisions import top2_gap
-from tasks.base.task import Loss, OutputSpec, Task, Tokenize
+from tasks.base.task import Loss, OutputSpec, Task, Tokenize, check_choice, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.rows import FileRows, Source
 from tasks.data.windows import Windows, pair_windows
@@ -72,9 +71,7 @@ class RankingTask(Task):
 
     def __post_init__(self) -> None:
         for name, known in (("ranking_loss", LOSSES), ("activation", ACTIVATIONS)):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in known:
-                raise UserError(f"{name}={value!r:.80}: expected one of {', '.join(known)}")
+            check_choice(name, getattr(self, name), known)
         if type(self.texts_per_query) is not int or self.texts_per_query < 1:
             raise UserError(
                 f"texts_per_query={self.texts_per_query!r:.80}: expected an integer > 0"

@@ -14,10 +14,8 @@ import keras
 import numpy as np
 
 from bert_tf.config import BertConfig
-from bert_tf.errors import UserError
 from bert_tf.train.losses import squared_difference, squared_error
-from tasks.base.task import OutputSpec, described
-from tasks.base.text_task import LabelledTextTask
+from tasks.base.task import LabelledTextTask, OutputSpec, check_choice, described
 from tasks.data.examples import Arrays, EncodedExamples, Tensors
 from tasks.data.windows import Windows
 from tasks.graph.heads import SequenceClassifier
@@ -49,10 +47,7 @@ class RegressionTask(LabelledTextTask):
     activation: str = described("activation of the output", "identity")
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise UserError(
-                f"activation={self.activation!r:.80}: expected one of {', '.join(ACTIVATIONS)}"
-            )
+        check_choice("activation", self.activation, ACTIVATIONS)
 
     def label_of(self, label: str) -> float:
         """Return the number; raises ValueError if it is not a finite float32."""

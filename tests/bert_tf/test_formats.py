@@ -16,7 +16,7 @@ from bert_tf.weights import heads
 from export.litert import archive
 from tasks.base.task import task_from_dict
 from tasks.graph.published import TASK_OF_VERSION, published_task
-from tasks.prediction.output_shards import OutputManifest
+from tasks.prediction.outputs import OutputManifest
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests.corpus import settings_of
 

@@ -18,7 +18,7 @@ from bert_tf.weights.sources import read_pretrained
 from export import publishing
 from tasks.finetuning import recipe as finetuning_recipe
 from tasks.graph.heads import SequenceClassifier
-from tasks.prediction.feature_extraction import create_embedder
+from tasks.prediction.outputs import create_embedder
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.corpus import config_of, write_shards

@@ -12,7 +12,7 @@ from export.package.version_files import BATCHING, batching_parameters
 from tasks.data import windows
 from tasks.graph import chunking
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests.export.batching import FAILED_PRECONDITION, Batching
 from tests.export.c_engine import INVALID_ARGUMENT, Engine, EngineError
 from tests.export.server import Servable

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from export.graph.saved_model import write_saved_model
 from tasks.types.classification.text_classifier import ClassificationTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 from tests.conftest import READS_PROC
 from tests.export import c_engine
 from tests.export.test_kinds import trained

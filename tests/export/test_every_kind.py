@@ -14,14 +14,14 @@ from export.clients.local_client import LocalClient
 from export.graph.saved_model import served_pipeline, write_saved_model
 from export.publishing import publish
 from tasks.model.loading import load_model
-from tasks.types.anomaly.anomaly_detector import AnomalyTask
+from tasks.types.anomaly import AnomalyTask
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 from tasks.types.ranking import RankingTask
 from tasks.types.regression import RegressionTask
 from tasks.types.similarity.text_embedder import SimilarityTask
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 from tests.export.test_kinds import trained
 

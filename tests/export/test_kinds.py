@@ -15,9 +15,9 @@ from export.publishing import publish
 from tasks.graph.pipeline import TOKENIZE_OUTPUTS
 from tasks.model.loading import load_model
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 from tasks.types.regression import RegressionTask
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 
 PROMPTS = ["the bill", "my app", "a"]

@@ -28,8 +28,8 @@ from export.package.model_card import without_paths
 from tasks.base.task_types import TASK_TYPES, UNLABELLED_TASK_TYPES
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.question_answering import QuestionAnsweringTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 from tests.conftest import ROOT, WORDS
 from tests.export import c_engine, rest_json

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from export.publishing import publish
-from tasks.metrics.nearest_vectors import nearest
+from tasks.metrics.retrieval import nearest
 from tasks.prediction.vector_files import Vectors, build_index
 from tasks.types.ranking import RankingTask
 from tasks.types.similarity.text_embedder import SimilarityTask

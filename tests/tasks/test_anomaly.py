@@ -22,8 +22,8 @@ from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import predict
-from tasks.types.anomaly.anomaly_detector import AnomalyTask
+from tasks.prediction.outputs import predict
+from tasks.types.anomaly import AnomalyTask
 from tests import small
 from tests.conftest import ROOT
 

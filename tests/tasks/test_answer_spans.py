@@ -10,7 +10,7 @@ import tensorflow as tf
 from bert_tf import Tokenizer
 from bert_tf.text.tokenizer import Tokens
 from tasks.data.windows import pack_windows
-from tasks.types.question_answering.answer_spans import (
+from tasks.types.question_answering import (
     NO_SPAN,
     SPANS_PER_ANSWER,
     best_spans,

@@ -15,7 +15,7 @@ from bert_tf.weights.sources import read_pretrained
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.pipeline import Pipeline
-from tasks.types.anomaly.anomaly_detector import AnomalyTask
+from tasks.types.anomaly import AnomalyTask
 from tests import small
 from tests.shared_graphs import tokenizer_of
 

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.base.decisions import decide_each, decide_one
-from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.classification.text_classifier import (
+    ClassificationTask,
+    decide_each,
+    decide_one,
+)
 
 THREE = tf.math.log([[0.2, 0.5, 0.3], [0.35, 0.25, 0.4], [0.1, 0.3, 0.6]])
 

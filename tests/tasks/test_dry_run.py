@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from bert_tf.runs.run import Run
-from tasks.finetuning.dry_run import dry_run, plan_of, window_lengths
-from tasks.finetuning.recipe import finetune
+from tasks.finetuning.recipe import dry_run, finetune, plan_of, window_lengths
 from tasks.finetuning.settings import FinetuneSettings
 from tests import small
 

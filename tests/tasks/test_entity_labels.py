@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_tf import Tokenizer, UserError, Vocabulary
-from tasks.types.tagging.entity_labels import (
+from tasks.types.tagging import (
     NO_LABEL,
     BioLabels,
     entity_type,
@@ -47,13 +47,11 @@ def test_bio_labels_have_prefix_and_type():
 
 
 def test_words_of_a_column_file_label_their_first_piece(tokenizer):
-    words, tokens, labelled = from_words(
+    texts, tokens, labelled = from_words(
         tokenizer,
         [["Anna", "met", "Berliners", "."], ["the", "\u200b", "U.S.", "don't"], ["\x00"]],
         ["B-PER O B-LOC O", "O B-LOC B-LOC O", "B-PER"],
     )
-    assert words.texts == ["Anna met Berliners .", "the \u200b U.S. don't", "\x00"]
-    assert words.starts.tolist() == [0, 5, 9, 19, 0, 4, 6, 11, 0]
     assert named(tokens, labelled.labels) == [
         *(("anna", "B-PER"), ("met", "O"), ("berlin", "B-LOC"), ("##er", None), ("##s", None)),
         (".", "O"),
@@ -65,7 +63,7 @@ def test_words_of_a_column_file_label_their_first_piece(tokenizer):
     assert np.sum(labelled.firsts < 0) == 2
     # Tokens without a label may get any prediction; here O.
     labels_T = np.maximum(labelled.labels, 0)
-    assert decoded(words.texts, tokens, labels_T) == [
+    assert decoded(texts, tokens, labels_T) == [
         [(0, 4, "PER", "Anna"), (9, 18, "LOC", "Berliners")],
         [(6, 10, "LOC", "U.S.")],
         [],
@@ -137,11 +135,12 @@ def test_all_entities_of_wnut17_are_restored(data_dir):
     )
     vocabulary = Vocabulary.load(data_dir / "vocab" / "uncased" / "vocab.txt")
     tokenizer = Tokenizer(vocabulary, do_lower_case=True)
-    words, tokens, labelled = from_words(tokenizer, sentences, tags, bio)
+    texts, tokens, labelled = from_words(tokenizer, sentences, tags, bio)
     expected = []
-    for row, (text, of_text) in enumerate(zip(words.texts, tags, strict=True)):
-        starts = words.starts[words.splits[row] : words.splits[row + 1]]
-        ends = starts + [len(word) for word in sentences[row]]
+    for row, (text, of_text) in enumerate(zip(texts, tags, strict=True)):
+        sizes = [len(word) for word in sentences[row]]
+        ends = np.cumsum(sizes) + np.arange(len(sizes))
+        starts = ends - sizes
         expected.append(
             [
                 (int(starts[first]), int(ends[last]), kind, text[starts[first] : ends[last]])
@@ -151,6 +150,6 @@ def test_all_entities_of_wnut17_are_restored(data_dir):
     assert sum(map(len, expected)) > 1900
     windows = {"size": 20, "stride": 12}
     labels_T = np.maximum(labelled.labels, 0)  # Words labelled O label their first piece only.
-    assert decoded(words.texts, tokens, labels_T, bio, vocabulary, **windows) == expected
+    assert decoded(texts, tokens, labels_T, bio, vocabulary, **windows) == expected
     predictions_T = np.where(labelled.labels >= 0, labelled.labels, 0)
     assert word_predictions(bio, predictions_T, labelled) == [of_text.split() for of_text in tags]

@@ -9,8 +9,7 @@ import tensorflow as tf
 from bert_tf import Tokenizer
 from bert_tf.text.packing import Packed
 from tasks.data.windows import Windows
-from tasks.types.tagging.entity_labels import label_spans, word_predictions
-from tasks.types.tagging.entity_spans import entities, in_text_order
+from tasks.types.tagging import entities, in_text_order, label_spans, word_predictions
 from tests.entities import (
     BIO,
     VOCABULARY,
@@ -174,8 +173,8 @@ def test_decoding_agrees_with_seqeval(tokenizer):
     rng = np.random.default_rng(1)
     sentences = [["paris"] * size for size in rng.integers(0, 12, 300)]
     tags = [" ".join(rng.choice(BIO.labels, len(words))) for words in sentences]
-    words, tokens, labelled = from_words(tokenizer, sentences, tags)
-    prediction = decoded(words.texts, tokens, labelled.labels, size=5, stride=3)
+    texts, tokens, labelled = from_words(tokenizer, sentences, tags)
+    prediction = decoded(texts, tokens, labelled.labels, size=5, stride=3)
     step = len("paris ")
     assert [
         [(kind, start // step, end // step) for start, end, kind, _ in row] for row in prediction

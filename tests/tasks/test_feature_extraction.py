@@ -10,7 +10,7 @@ from bert_tf import Encoder, UserError
 from bert_tf.storage import files
 from bert_tf.weights.sources import read_pretrained
 from tasks.extract import ExtractSettings
-from tasks.prediction.feature_extraction import create_embedder, extract
+from tasks.prediction.outputs import VectorJob, create_embedder
 from tasks.types.similarity.embedding_model import LAYERS
 from tests import small
 
@@ -64,8 +64,9 @@ def by_hand(encoder, ids, segment_ids, layers, pooling):
     return vectors[0] if pooling == "cls" else vectors.mean(axis=0)
 
 
-def run(embedder, source, output, columns=("text",), batch_size=2, unescape_html=False):
-    return extract(embedder, source, columns, output, unescape_html, batch_size, lambda line: None)
+def run(embedder, source, output, **options):
+    job = VectorJob(**{"model": "", "batch_size": 2, "file_format": "npy", **options})
+    return job.extract(embedder, source, output, lambda line: None)
 
 
 @pytest.mark.slow
@@ -89,7 +90,7 @@ def test_each_option_equals_the_encoder(pretrained, encoder, vocabulary, tmp_pat
 def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
     embedder = create_embedder(pretrained, "last", "mean", 16, num_texts=2)
     source = small.write_rows(tmp_path / "rows.csv", [("the bill", "my app")], ("first", "second"))
-    run(embedder, source, tmp_path / "out.npy", ["first", "second"])
+    run(embedder, source, tmp_path / "out.npy", columns=("first", "second"))
     ids = [CLS, *(vocabulary[w] for w in ("the", "bill")), SEP, vocabulary["my"], vocabulary["app"]]
     expected = by_hand(encoder, [*ids, SEP], [0] * 4 + [1] * 3, "last", "mean")
     np.testing.assert_allclose(np.load(tmp_path / "out.npy")[0], expected, atol=1e-5)
@@ -121,7 +122,7 @@ def test_vectors_per_token_average_to_those_of_the_text(pretrained, encoder, voc
     embedder = create_embedder(pretrained, "last", "mean", 8)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
     output = tmp_path / "out.jsonl"
-    assert extract(embedder, source, ["text"], output, False, 2, print, per_token=True) == (5, 0)
+    assert run(embedder, source, output, per_token=True) == (5, 0)
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     expected = embedder.predict(TEXTS)
     for text, line, vector in zip(TEXTS, lines, expected, strict=True):

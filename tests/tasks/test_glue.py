@@ -11,9 +11,9 @@ from bert_tf import UserError
 from tasks.base.task import task_class
 from tasks.base.task_types import DATASETS
 from tasks.finetuning.recipe import finetune
-from tasks.graph.serving_functions import ServingFunctions
+from tasks.graph.pipeline import ServingFunctions
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import submit
+from tasks.prediction.outputs import submit
 from tests import small
 
 _OF_NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"

@@ -12,9 +12,9 @@ from tasks.model import keras_names
 from tasks.model.keras_names import compile_arguments as resolve
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 from tasks.types.regression import RegressionTask
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 
 THREE = ClassificationTask(max_seq_length=8, labels=("a", "b", "c"))
 TWO = ClassificationTask(max_seq_length=8, labels=("a", "b"))

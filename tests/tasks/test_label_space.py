@@ -6,9 +6,9 @@ import pytest
 
 from bert_tf import UserError
 from tasks.data.readers.choices import read_choices
-from tasks.types.anomaly.anomaly_detector import AnomalyTask
+from tasks.types.anomaly import AnomalyTask
 from tasks.types.classification.text_classifier import ClassificationTask
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 
 ROWS = [("a", "x"), ("b", "x "), ("c", "\u00a0x\t"), ("d", "y")]
@@ -79,7 +79,7 @@ def test_space_is_stripped_from_labels_of_choices(tmp_path):
     choices = [{"label": "A ", "text": "one"}, {"label": "B", "text": "two"}]
     values = {"question": {"stem": "which", "choices": choices}, "answerKey": "B "}
     path.write_text(json.dumps(values))
-    (row,) = read_choices(path, "rows")
+    (row,) = read_choices(path)
     assert (row.texts["choices"], row.label) == (["one", "two"], 1)
 
 

@@ -9,8 +9,7 @@ import pytest
 from bert_tf import UserError
 from bert_tf.system import command
 from tasks import mine_negatives
-from tasks.prediction import embedders, hard_negatives
-from tasks.prediction.hard_negatives import NegativeMiner
+from tasks.prediction import retrieval
 from tests import small
 
 
@@ -50,12 +49,19 @@ class Embedder:
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     """Return a function from pairs, corpus and options to the negatives of each pair."""
-    for module in (embedders, hard_negatives):
-        monkeypatch.setattr(module, "TEXTS_PER_BLOCK", 2)
+    monkeypatch.setattr(retrieval, "TEXTS_PER_BLOCK", 2)
 
     def of(pairs, corpus, num_negatives=9, margin=0.0, top_k=9):
-        miner = NegativeMiner(Embedder(), corpus, lambda: pairs, tmp_path, lambda line: None)
-        mined = list(miner.mine(num_negatives, margin, top_k))
+        mined = list(
+            retrieval.mine_negatives(
+                *(Embedder(), corpus, lambda: pairs),
+                num_negatives=num_negatives,
+                margin=margin,
+                top_k=top_k,
+                directory=tmp_path,
+                log=lambda line: None,
+            )
+        )
         assert [pair[:2] for pair in mined] == pairs
         return [pair.negatives for pair in mined]
 
@@ -100,8 +106,15 @@ def test_blank_texts_are_no_negatives(mine):
 
 def test_anchors_follow_the_prompt_of_queries_and_texts_that_of_documents(tmp_path):
     embedder = Embedder()
-    miner = NegativeMiner(embedder, ["a", "b"], lambda: [("q", "p1")], tmp_path, lambda line: None)
-    list(miner.mine(1, 0.0, 2))
+    mined = retrieval.mine_negatives(
+        *(embedder, ["a", "b"], lambda: [("q", "p1")]),
+        num_negatives=1,
+        margin=0.0,
+        top_k=2,
+        directory=tmp_path,
+        log=lambda line: None,
+    )
+    list(mined)
     assert sorted(embedder.seen) == [
         ("document", ["a", "b"]),
         ("document", ["p1"]),

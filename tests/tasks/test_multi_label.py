@@ -10,7 +10,7 @@ import tensorflow as tf
 from bert_tf import UserError
 from tasks.finetuning.recipe import finetune
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import predict
+from tasks.prediction.outputs import predict
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.tasks.metrics import brute_force

@@ -20,7 +20,7 @@ from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
 from tasks.model.labelled_rows import examples_of as examples_from_python
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import predict
+from tasks.prediction.outputs import predict
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tests import small
 from tests.shared_graphs import tokenizer_of

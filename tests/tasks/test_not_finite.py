@@ -16,13 +16,12 @@ from bert_tf.weights.sources import read_pretrained
 from export import request
 from tasks import evaluate, predict
 from tasks.data.readers.rows import BadRow
-from tasks.prediction.feature_extraction import create_embedder, extract
-from tasks.prediction.prediction_files import outputs_of_rows
+from tasks.prediction.outputs import VectorJob, create_embedder, outputs_of_rows
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 from tasks.types.regression import RegressionTask
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 
 NOT_FINITE = re.escape(strict_json.NOT_FINITE)
@@ -92,11 +91,13 @@ def test_vectors_are_errors_in_jsonl_and_never_written_to_npy(huggingface_dir, t
     embedder = create_embedder(pretrained, "last", "mean", 12)
     rows = small.write_rows(tmp_path / "rows.csv", [("the bill", "")])
     for per_token in (False, True):
-        arguments = (embedder, rows, ["text"], tmp_path / "out.jsonl", False, 8, list, per_token)
-        assert extract(*arguments) == (1, 1)
+        job = VectorJob(model="", batch_size=8, file_format="npy", per_token=per_token)
+        assert job.extract(embedder, rows, tmp_path / "out.jsonl", list) == (1, 1)
         assert "NaN" not in (tmp_path / "out.jsonl").read_text()
     with pytest.raises(UserError, match=rf"{rows}:2: {NOT_FINITE}"):
-        extract(embedder, rows, ["text"], tmp_path / "out.npy", False, 8, list)
+        VectorJob(model="", batch_size=8, file_format="npy").extract(
+            embedder, rows, tmp_path / "out.npy", list
+        )
     assert not (tmp_path / "out.npy").exists()
 
 

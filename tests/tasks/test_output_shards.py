@@ -13,11 +13,11 @@ import pytest
 from bert_tf import UserError
 from bert_tf.data import jobs, sharded_output
 from bert_tf.system import progress
-from tasks.prediction.output_shards import OutputSettings, spans, write_output_shards
+from tasks.prediction.outputs import OutputSettings, spans, write_output_shards
 from tasks.prediction.vector_files import Vectors, index_path
 from tests.corpus import run_here
 from tests.tasks import text_lengths
-from tests.tasks.text_lengths import length_job, vector_job
+from tests.tasks.text_lengths import LengthJob, VectorJob
 
 TEXTS = [f"{'a' * number} b" for number in range(1, 12)]
 
@@ -34,7 +34,7 @@ def texts(tmp_path):
 
 def write(texts, output="out", pattern="[ab].*", job=(), recorded=(), log=list, **settings):
     settings = OutputSettings(output_dir=str(texts / output), **{"num_shards": 3, **settings})
-    job = length_job(str(texts / "model"), **dict(job))
+    job = LengthJob(model=str(texts / "model"), **dict(job))
     return write_output_shards(job, settings, str(texts / pattern), dict(recorded), log)
 
 
@@ -168,7 +168,7 @@ def test_parquet_shards_have_one_schema_also_with_bad_rows_and_empty_lists(texts
 
 def write_vectors(texts, num_shards=3):
     settings = OutputSettings(output_dir=str(texts / "out"), num_shards=num_shards)
-    job = vector_job(str(texts / "model"))
+    job = VectorJob(model=str(texts / "model"))
     return write_output_shards(job, settings, str(texts / "[ab].*"), {}, list)
 
 

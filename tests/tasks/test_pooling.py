@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.graph.pooling import POOLING
+from tasks.graph.heads import POOLING
 
 TOKENS = np.array([[1.0, 8.0], [3.0, -2.0], [5.0, 0.0], [7.0, 1.0]], np.float32)
 # Of the first three tokens, and of the last one.

@@ -14,12 +14,12 @@ from bert_tf.system import command, progress
 from tasks.data.readers.choices import read_choices
 from tasks.data.readers.glue import read_glue
 from tasks.data.readers.rows import raise_bad_rows
-from tasks.graph.serving_functions import ServingFunctions
+from tasks.graph.pipeline import ServingFunctions
 from tasks.predict import PredictSettings, main
-from tasks.prediction.prediction_files import predict
+from tasks.prediction.outputs import predict
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 from tests import small
 
 
@@ -235,7 +235,7 @@ def test_a_task_of_glue_predicts_rows_with_named_columns(tmp_path, name, columns
     table = f"{separator.join(columns)}\n{separator.join(values)}\n"
     row = json.dumps(dict(zip(columns, values, strict=True)))
     path.write_text(row if suffix == ".jsonl" else table)
-    (found,) = read_glue(name, path, labelled=False)
+    (found,) = read_glue(path, labelled=False, file_format=name)
     assert list(found.texts.values()) == values
 
 
@@ -243,8 +243,8 @@ def test_a_task_of_glue_predicts_rows_with_named_columns(tmp_path, name, columns
 def test_any_multiple_choice_task_predicts_json_lines(tmp_path, file_format):
     path = tmp_path / "in.jsonl"
     path.write_text('{"prompt": "who?", "choices": ["Ann", "Bo"]}')
-    (found,) = read_choices(path, file_format, labelled=False)
+    (found,) = read_choices(path, labelled=False, file_format=file_format)
     assert found.texts == {"prompt": "who?", "choices": ["Ann", "Bo"]}
     if file_format != "rows":
         with pytest.raises(UserError):
-            list(raise_bad_rows(read_choices(path, file_format, labelled=True)))
+            list(raise_bad_rows(read_choices(path, file_format=file_format)))

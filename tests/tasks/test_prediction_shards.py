@@ -12,10 +12,9 @@ from tasks.base.task import task_from_dict
 from tasks.graph.published import published_task, published_version
 from tasks.model.loading import load_model
 from tasks.predict import PredictSettings
-from tasks.prediction.output_shards import published_job, run_job, vector_job
-from tasks.prediction.prediction_files import predict
+from tasks.prediction.outputs import PredictionJob, VectorJob, predict
 from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 
 pytestmark = pytest.mark.medium
@@ -59,7 +58,7 @@ def job_of(models, **changes):
     values = {"batch_size": 2, "file_format": "jsonl", **changes}
     task = json.loads((models / "run" / "task.json").read_text())
     checkpoint = next((models / "run" / "checkpoints").iterdir()).name
-    return run_job(str(models / "run"), checkpoint, task, **values)
+    return PredictionJob(model=str(models / "run"), task=task, checkpoint=checkpoint, **values)
 
 
 @pytest.mark.slow
@@ -79,7 +78,8 @@ def test_a_published_model_writes_the_rows_of_its_run_without_padding(models, tm
     expected = rows_of(job_of(models), tmp_path / "run", models / "rows.jsonl")
     version = published_version(str(models / "models"))
     assert version == str(models / "models" / "2") == published_version(version)
-    job = published_job(version, published_task(version), batch_size=2, file_format="jsonl")
+    task = published_task(version)
+    job = PredictionJob(model=version, task=task, batch_size=2, file_format="jsonl")
     found = rows_of(job, tmp_path / "published", models / "rows.jsonl")
     for row, same in zip(found, expected, strict=True):
         scores = row.pop("entity_score", []), same.pop("entity_score", [])
@@ -101,9 +101,9 @@ def test_predictions_in_parquet_have_the_types_of_the_outputs(models, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("per_token", [False, True])
 def test_vectors_are_those_of_the_embedder(models, tmp_path, per_token):
-    job = vector_job(
-        str(models / "bert"),
-        ("text",),
+    job = VectorJob(
+        model=str(models / "bert"),
+        columns=("text",),
         unescape_html=False,
         layers="last",
         pooling="mean",

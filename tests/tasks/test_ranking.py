@@ -22,7 +22,7 @@ from tasks.data.examples import EncodedExamples, Examples
 from tasks.data.windows import Windows
 from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
-from tasks.prediction.prediction_files import predict
+from tasks.prediction.outputs import predict
 from tasks.types.ranking import RankingTask
 from tests import small
 

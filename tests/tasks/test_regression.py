@@ -11,7 +11,7 @@ from bert_tf import UserError
 from tasks.base.task import task_from_dict
 from tasks.finetuning.recipe import finetune
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import predict
+from tasks.prediction.outputs import predict
 from tasks.types.regression import RegressionTask
 from tests import small
 

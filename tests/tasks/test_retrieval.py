@@ -11,9 +11,8 @@ from bert_tf.runs.run import Run
 from bert_tf.system import command
 from tasks import TextEmbedder, evaluate
 from tasks.data.readers.retrieval import RetrievalDataset
-from tasks.prediction import embedders
-from tasks.prediction.embedders import open_embedder
-from tasks.prediction.retrieval import rank_documents
+from tasks.prediction import retrieval
+from tasks.prediction.retrieval import open_embedder, rank_documents
 from tasks.types.ranking import RankingTask
 from tests.small import write_beir
 
@@ -53,7 +52,7 @@ class Embedder:
 
 def test_documents_are_ranked_by_similarity(beir, monkeypatch):
     """In blocks of two documents; q1 does not find the document that has its own id."""
-    monkeypatch.setattr(embedders, "TEXTS_PER_BLOCK", 2)
+    monkeypatch.setattr(retrieval, "TEXTS_PER_BLOCK", 2)
     vectors = [[1, 0], [0, 1], [1, 1], [3, 1]]
     embedder = Embedder({**dict(zip(DOCUMENTS.values(), vectors, strict=True)), "the": [0, 9]})
     queries = {name: QUERIES[name] for name in ("unjudged", "q2", "q1")}
@@ -98,7 +97,7 @@ def test_a_ranker_is_no_embedder(config, vocabulary, tmp_path):
     run = Run.create(tmp_path / "run", config, vocabulary, {"origin": "random"}, task.to_dict())
     run.checkpoints.save(0, {"bert/embeddings/word_embeddings": np.zeros(1, np.float32)})
     with pytest.raises(UserError, match="expected an embedder, received a run of task ranking"):
-        embedders.check_embedder(str(tmp_path / "run"))
+        retrieval.check_embedder(str(tmp_path / "run"))
 
 
 @pytest.mark.medium
@@ -124,7 +123,7 @@ def test_wrong_flags_are_rejected(huggingface_dir, beir, tmp_path):
     with pytest.raises(UserError, match="no model found"):
         run(f"--run={tmp_path}", f"--data={beir}")
     with pytest.raises(UserError, match="expected a run of an embedder"):
-        embedders.open_embedder(str(huggingface_dir), checkpoint="step-1")
+        open_embedder(str(huggingface_dir), checkpoint="step-1")
 
 
 def test_vectors_that_are_not_finite_are_rejected(beir):

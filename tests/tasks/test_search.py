@@ -13,8 +13,8 @@ from bert_tf.data import jobs
 from bert_tf.system import command
 from tasks import extract, search
 from tasks.data.readers.rows import write_parquet
-from tasks.metrics.nearest_vectors import nearest, normalized
-from tasks.prediction.rankers import open_ranker
+from tasks.metrics.retrieval import nearest, normalized
+from tasks.prediction.retrieval import open_ranker
 from tasks.prediction.vector_files import (
     ApproximateIndex,
     Vectors,

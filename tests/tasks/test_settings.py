@@ -9,7 +9,7 @@ from bert_tf.system import command
 from tasks.base.task import task_class
 from tasks.base.task_types import TASK_TYPES
 from tasks.finetuning.settings import FinetuneSettings
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 
 FLAGS = {field.name: field for field in dataclasses.fields(FinetuneSettings)}
 OPTIONS = {name: field for name, field in FLAGS.items() if "tasks" in field.metadata}

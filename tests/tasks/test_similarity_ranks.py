@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.types.similarity.losses import NO_TEXT
-from tasks.types.similarity.ranks import ranks_of_positives
+from tasks.types.similarity.text_embedder import ranks_of_positives
 
 # Two rows of anchor, positive and negative.
 VECTORS = np.array(

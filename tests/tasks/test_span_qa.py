@@ -18,9 +18,9 @@ from tasks.finetuning.settings import FinetuneSettings
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import predict
-from tasks.types.question_answering import question_answerer
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.prediction.outputs import predict
+from tasks.types import question_answering
+from tasks.types.question_answering import QuestionAnsweringTask
 from tests import small
 from tests.conftest import WORDS
 from tests.shared_graphs import tokenizer_of
@@ -169,7 +169,7 @@ def answers_of(task, encoded, outputs):
 
 @pytest.mark.medium
 def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
-    monkeypatch.setattr(question_answerer, "QUESTIONS_PER_BATCH", 7)
+    monkeypatch.setattr(question_answering, "QUESTIONS_PER_BATCH", 7)
     task, rng = pipeline.task, np.random.default_rng(1)
     encoded = EncodedExamples.encode(examples_of(*random_rows(rng, 40)), pipeline, to_flat)
     shape = len(encoded), task.max_seq_length

@@ -15,7 +15,7 @@ from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 from tests.shared_graphs import tokenizer_of
 

@@ -5,7 +5,7 @@ import pytest
 
 from bert_tf import UserError
 from tasks.model.labelled_rows import examples_of
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 
 TASK = TaggingTask(max_seq_length=8, labels=("O", "B-X", "I-X"), doc_stride=2)
 ENTITY = {"start": 0, "end": 4, "type": "X"}

@@ -17,8 +17,8 @@ from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
 from tasks.model.loading import load_model
-from tasks.prediction.prediction_files import predict
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.prediction.outputs import predict
+from tasks.types.tagging import TaggingTask
 from tests import small
 from tests.entities import BIO, ENTRIES, VOCABULARY, found, logits_of
 from tests.shared_graphs import tokenizer_of

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from bert_tf.text.encoder_inputs import to_flat, to_padded
 from tasks.graph.evaluation import Evaluator
-from tasks.types.tagging.token_classifier import TaggingTask
+from tasks.types.tagging import TaggingTask
 from tests.tasks import test_tagging
 from tests.tasks.test_tagging import write_columns
 

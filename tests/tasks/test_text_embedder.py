@@ -13,7 +13,7 @@ import tasks
 from bert_tf import Tokenizer, UserError, read_pretrained
 from bert_tf.conversion import checked_conversion
 from tasks.base.task import task_from_dict
-from tasks.prediction.feature_extraction import create_embedder, extract
+from tasks.prediction.outputs import VectorJob, create_embedder
 from tasks.types.similarity.embedding_model import SIMILARITIES, normalized
 from tasks.types.similarity.text_embedder import SimilarityTask
 from tests import sentence_transformers_files as st_files
@@ -263,7 +263,8 @@ def test_a_saved_model_gives_the_same_vectors(huggingface_dir, tmp_path):
 def test_the_command_writes_the_vectors_of_the_model(huggingface_dir, model, tmp_path):
     embedder = create_embedder(read_pretrained(huggingface_dir), "last", "mean", 8)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
-    extract(embedder, source, ["text"], tmp_path / "out.npy", False, 4, lambda line: None)
+    job = VectorJob(model="", batch_size=4, file_format="npy")
+    job.extract(embedder, source, tmp_path / "out.npy", lambda line: None)
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), model.predict(TEXTS))
 
 

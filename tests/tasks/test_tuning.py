@@ -19,9 +19,9 @@ from tasks.finetuning.recipe import finetune
 from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.model import loading
 from tasks.model.loading import load_model
-from tasks.types.anomaly.anomaly_detector import AnomalyTask
+from tasks.types.anomaly import AnomalyTask
 from tasks.types.classification.text_classifier import ClassificationTask
-from tasks.types.question_answering.question_answerer import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnsweringTask
 from tests import small
 
 ROWS = [("the bill is too high", "no"), ("my bill is high", "no"), ("the screen is broken", "yes")]

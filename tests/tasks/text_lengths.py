@@ -1,32 +1,46 @@
-"""A job of output shards without a model, so that its workers start fast."""
+"""Jobs of output shards without a model, so that their workers start fast."""
 
-import functools
+import dataclasses
 
 from tasks.data.readers.rows import read_rows
-from tasks.prediction.output_shards import Loaded, OutputJob
+from tasks.prediction.outputs import OutputJob
 
 
-def length_job(model, file_format="jsonl"):
-    """Return the length of each text, and its words; the file `model` stands for the model."""
-    rows = functools.partial(read_rows, columns=("text",))
-    return OutputJob("lengths", [model], rows, _load, 2, file_format)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LengthJob(OutputJob):
+    """The length of each text, and its words; the file `model` stands for the model."""
+
+    model: str
+    batch_size: int = 2
+    file_format: str = "jsonl"
+
+    name = "lengths"
+
+    @property
+    def model_files(self):
+        return [self.model]
+
+    def rows(self, path):
+        return read_rows(path, columns=("text",))
+
+    def load(self):
+        return _outputs, {"length": ("int32", 0), "words": ("string", 1)}
 
 
-def vector_job(model):
-    """Return the vector of length and number of words of each text, in .npy shards."""
-    return length_job(model, "npy")._replace(name="vectors", load=_load_vectors)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorJob(LengthJob):
+    """The vector of length and number of words of each text, in .npy shards."""
 
+    file_format: str = "npy"
 
-def _load_vectors():
-    return Loaded(_vectors, {"vector": ("float32", 1)})
+    name = "vectors"
+
+    def load(self):
+        return _vectors, {"vector": ("float32", 1)}
 
 
 def _vectors(rows):
     return [{"vector": [float(of["length"]), float(len(of["words"]))]} for of in _outputs(rows)]
-
-
-def _load():
-    return Loaded(_outputs, {"length": ("int32", 0), "words": ("string", 1)})
 
 
 def _outputs(rows):

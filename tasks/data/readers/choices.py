@@ -6,7 +6,7 @@ SWAG is Zellers et al. 2018, ARC is Clark et al. 2018.
 import dataclasses
 import functools
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from bert_tf.errors import UserError
@@ -18,7 +18,7 @@ from tasks.data.readers.rows import (
     RowError,
     Source,
     as_label,
-    check_text,
+    check_texts,
     csv_rows,
     data_file,
     good_or_bad,
@@ -31,20 +31,14 @@ from tasks.data.readers.rows import (
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 
-def task_rows(
-    task: Mapping[str, Any], source: Source, labelled: bool
-) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    return read_choices(source, task.get("file_format", "rows"), labelled)
-
-
 def read_choices(
-    source: Source, file_format: str, labelled: bool = True
+    source: Source, labelled: bool = True, *, file_format: str = "rows", **others: Any
 ) -> Iterator[Example | BadRow]:
     """Yield the rows of a multiple choice file.
 
     Args:
         source: The file.
+        labelled: Whether to read the answers.
         file_format: One of
 
             - "swag": .csv, .tsv or .jsonl with the columns sent1, sent2, ending0 to ending3 and
@@ -56,7 +50,7 @@ def read_choices(
             - "rows": .jsonl with "prompt" or "question", "choices" (two or more) and either
               "label", a number from 0 or a letter, or "answerKey", a letter or a number from 1.
               ARC's own "question": {"stem", "choices": [{"label", "text"}, ...]} is read too.
-        labelled: Whether to read the answers.
+        **others: Other values of a task.json, which are ignored.
 
     Yields:
         An `Example` with "prompt" and "choices", whose label is the index of the right choice, from
@@ -173,12 +167,8 @@ def _choice(prompt, choices, answer, first_number, location):
     """Return an `Example`; numbers count the choices from `first_number`."""
     if len(choices) < 2:
         raise RowError(f"expected at least two choices, received {len(choices)}")
-    named = {"the prompt": prompt}
-    named |= {f"choice {number}": text for number, text in enumerate(choices, start=1)}
-    for what, text in named.items():
-        check_text(text, what)
-        if not text.strip():
-            raise RowError(f"{what}: expected text, received an empty string")
+    named = {f"choice {number}": text for number, text in enumerate(choices, start=1)}
+    check_texts({"the prompt": prompt, **named})
     label = None if answer is None else _choice_index(answer, len(choices), first_number)
     return Example({"prompt": prompt, "choices": choices}, label, location)
 

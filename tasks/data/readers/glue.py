@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bert_tf.errors import UserError
@@ -40,7 +40,6 @@ class GlueTask:
         label_column: Name of the label column; `None` if no labels are published.
         labels: Labels in their published order; empty for regression.
         metrics: Published metrics.
-        submissions: Submission file per test set.
         columns_without_header: All columns of train and dev files without a header.
         has_malformed: Whether the labelled files contain malformed lines.
         counts_from_end: Whether the number of columns before the texts may vary.
@@ -50,7 +49,6 @@ class GlueTask:
     label_column: str | None
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    submissions: tuple[str, ...]
     columns_without_header: tuple[str, ...] = ()
     has_malformed: bool = False
     counts_from_end: bool = False
@@ -77,68 +75,57 @@ GLUE = {
         "label",
         _BINARY,
         ("matthews",),
-        ("CoLA.tsv",),
         columns_without_header=("source", "label", "author's mark", "sentence"),
     ),
-    "sst2": GlueTask(("sentence",), "label", _BINARY, ("accuracy",), ("SST-2.tsv",)),
-    "mrpc": GlueTask(
-        ("#1 String", "#2 String"), "Quality", _BINARY, ("accuracy", "f1"), ("MRPC.tsv",)
-    ),
+    "sst2": GlueTask(("sentence",), "label", _BINARY, ("accuracy",)),
+    "mrpc": GlueTask(("#1 String", "#2 String"), "Quality", _BINARY, ("accuracy", "f1")),
     "qqp": GlueTask(
         ("question1", "question2"),
         "is_duplicate",
         _BINARY,
         ("accuracy", "f1"),
-        ("QQP.tsv",),
         has_malformed=True,
     ),
-    "stsb": GlueTask(
-        _SENTENCES, "score", (), ("pearson", "spearman"), ("STS-B.tsv",), counts_from_end=True
-    ),
-    "mnli": GlueTask(_SENTENCES, "gold_label", _NLI, ("accuracy",), ("MNLI-m.tsv", "MNLI-mm.tsv")),
-    "qnli": GlueTask(("question", "sentence"), "label", _ENTAILMENT, ("accuracy",), ("QNLI.tsv",)),
-    "rte": GlueTask(_SENTENCES, "label", _ENTAILMENT, ("accuracy",), ("RTE.tsv",)),
-    "wnli": GlueTask(_SENTENCES, "label", _BINARY, ("accuracy",), ("WNLI.tsv",)),
+    "stsb": GlueTask(_SENTENCES, "score", (), ("pearson", "spearman"), counts_from_end=True),
+    "mnli": GlueTask(_SENTENCES, "gold_label", _NLI, ("accuracy",)),
+    "qnli": GlueTask(("question", "sentence"), "label", _ENTAILMENT, ("accuracy",)),
+    "rte": GlueTask(_SENTENCES, "label", _ENTAILMENT, ("accuracy",)),
+    "wnli": GlueTask(_SENTENCES, "label", _BINARY, ("accuracy",)),
     # The diagnostic set has no labels; a model of MNLI predicts it.
-    "ax": GlueTask(_SENTENCES, None, _NLI, ("matthews",), ("AX.tsv",)),
+    "ax": GlueTask(_SENTENCES, None, _NLI, ("matthews",)),
 }
 _INDEX_COLUMNS = ("index", "id")
 _HIGHEST_SCORE = 5.0
 
 
-def task_rows(
-    task: Mapping[str, Any], source: Source, labelled: bool
+def read_glue(
+    source: Source, labelled: bool = True, *, file_format: str = "rows", **task: Any
 ) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    if task.get("file_format") in GLUE:
-        return read_glue(task["file_format"], source, labelled)
-    return read_texts(task, source, (task.get("label_column") or "label") if labelled else None)
+    """Yield the rows of a published file, or of a file with named columns.
 
-
-def read_glue(name: str, source: Source, labelled: bool) -> Iterator[Example | BadRow]:
-    """Yield the rows of a published file; unlabelled also those of a file with named columns.
-
-    These columns are "text", or "text_a" and "text_b" for a pair.
+    Unlabelled rows of a GLUE task may also be in a file with the columns "text", or "text_a" and
+    "text_b" for a pair.
 
     Args:
-        name: GLUE task, a key of GLUE.
-        source: The published file, .tsv or .txt.
+        source: The published file, .tsv or .txt; or the other one.
         labelled: Whether to read labels.
+        file_format: A key of GLUE, or any other name for named columns.
+        **task: Values of a task.json, see `read_texts`.
 
     Yields:
         An `Example`, its label as it is written, or a `BadRow`; malformed lines of labelled QQP
         files are known ones. Rows of a test file, which is a file without labels, have ids.
 
     Raises:
-        UserError: If the task is unknown, a column is missing or the file cannot be read.
+        UserError: If a column is missing or the file cannot be read.
     """
-    if name not in GLUE:
-        raise UserError(f"GLUE task {name!r}: expected one of {', '.join(GLUE)}")
-    task, file = GLUE[name], data_file(source)
-    if not labelled and has_columns(file, task.keys):  # No published file.
-        yield from read_texts({"text_columns": task.keys}, file, None)
-        return
-    yield from not_empty(_published_rows(name, data_file(file, (".tsv", ".txt")), labelled), file)
+    if file_format not in GLUE:
+        return read_texts(source, labelled, **task)
+    file, names = data_file(source), GLUE[file_format].keys
+    if not labelled and has_columns(file, names):  # No published file.
+        return read_texts(file, labelled, text_columns=names)
+    file = data_file(file, (".tsv", ".txt"))
+    return not_empty(_published_rows(file_format, file, labelled), file)
 
 
 def _published_rows(name, file, labelled):

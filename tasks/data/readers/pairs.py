@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import (
     SUFFIXES,
     BadRow,
-    DataFile,
     Example,
     RowError,
     Source,
@@ -27,89 +26,64 @@ _NEGATIVES = re.compile(r"negatives?|negative_\d+")  # Numbered ones as in sente
 _SCORES = ("score", "label")
 
 
-class PairColumns(NamedTuple):
-    """The columns of a file of labelled rows.
-
-    Attributes:
-        texts: Of the anchor and the positive, of the two texts of a scored pair, or of a text.
-        negatives: Of the hard negatives, each a text or a list, which rows may lack.
-        label: Of the score of a pair, or of the class of a text; `None` for an anchor and its
-            positive.
-    """
-
-    texts: tuple[str, ...]
-    negatives: tuple[str, ...] = ()
-    label: str | None = None
-
-
 def negative_columns(names: Iterable[Any]) -> tuple[str, ...]:
     """Return those of the names of columns that are of hard negatives."""
     return tuple(name for name in map(str, names) if _NEGATIVES.fullmatch(name))
 
 
-def task_rows(
-    task: Mapping[str, Any], source: Source, labelled: bool
-) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`.
-
-    The text of a labelled row is a list of texts: the anchor, its positive and its negatives.
-    """
-    if labelled:
-        return read_pairs(task, source)
-    return read_texts(task, source, None)
-
-
-def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | BadRow]:
-    """Yield the labelled rows of a file.
+def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[Example | BadRow]:
+    """Yield the rows of a file.
 
     Args:
-        task: Values of a task.json: "pair_columns", "text_columns" other than ("text",),
-            "negatives_column" and "label_column" name columns; otherwise they are found by their
-            names. With "has_teacher", texts may have no label.
         source: .csv, .tsv, .jsonl or .parquet with the columns anchor, positive and optionally
             negative, negatives or negative_1, negative_2, ...; text_a, text_b and score; or text
             and label.
+        labelled: Whether to read pairs and labels; otherwise texts, see `read_texts`.
+        **task: Values of a task.json: "pair_columns", "text_columns" other than ("text",),
+            "negatives_column" and "label_column" name columns; otherwise they are found by their
+            names. With "has_teacher", texts may have no label.
 
     Yields:
-        An `Example` with "text", a list of strings, and the label as it is written, or `None`; or a
-        `BadRow`.
+        A `BadRow`, or an `Example` with the label as it is written, or `None`. The "text" of a
+        labelled row is a list of texts: the anchor, its positive and its negatives.
 
     Raises:
         UserError: If the file cannot be read or has none of these columns.
     """
+    if not labelled:
+        return read_texts(source, labelled, **task)
     file = data_file(source, SUFFIXES)
-    columns = columns_of_pairs(task, file)
-    names = [*columns.texts, *([columns.label] if columns.label else [])]
+    of_texts, of_negatives, label = _columns(task, file)
     unescape_html = task.get("unescape_html", False)
 
     def example(values, location):
-        texts = [values[column] for column in columns.texts]
-        for column, text in zip(columns.texts, texts, strict=True):
+        texts = [values[column] for column in of_texts]
+        for column, text in zip(of_texts, texts, strict=True):
             if not text.strip():
                 raise RowError(f"column {column!r}: expected a text, received an empty string")
-        for column in columns.negatives:
+        for column in of_negatives:
             negatives = values.get(column, [])
             negatives = [negatives] if isinstance(negatives, str) else negatives
             # Of columns with lists they are still as in the file.
             negatives = map(html.unescape, negatives) if unescape_html else negatives
             texts += [text for text in negatives if text.strip()]
-        return Example({"text": texts}, values[columns.label] if columns.label else None, location)
+        return Example({"text": texts}, values[label] if label else None, location)
 
     return read_rows(
         file,
-        names,
+        [*of_texts, *([label] if label else [])],
         unescape_html,
-        lists=columns.negatives,
-        optional=columns.negatives,
+        lists=of_negatives,
+        optional=of_negatives,
         make=example,
     )
 
 
-def columns_of_pairs(task: Mapping[str, Any], file: DataFile) -> PairColumns:
-    """Return the columns of a file; arguments as of `read_pairs`.
+def _columns(task, file):
+    """Return the columns of texts, of hard negatives, which rows may lack, and of the label.
 
-    Raises:
-        UserError: If the file has no columns of labelled rows.
+    Texts are an anchor and its positive, the two of a scored pair, or one of a class; the first
+    have no label. Raises UserError if the file has no columns of labelled rows.
     """
     given = tuple(task.get("pair_columns") or task.get("text_columns", ("text",)))
     label, column = task.get("label_column"), task.get("negatives_column")
@@ -119,19 +93,19 @@ def columns_of_pairs(task: Mapping[str, Any], file: DataFile) -> PairColumns:
     found = ("negatives", "negative", *negative_columns(there))
     negatives = (column,) if column else tuple(dict.fromkeys(found))
     if len(given) == 2:
-        return PairColumns(given, () if label else negatives, label)
+        return given, () if label else negatives, label
     is_unlabelled = task.get("has_teacher") and not {label or "label", *_SCORES} & set(there)
     if is_unlabelled and set(given) <= set(there):
-        return PairColumns(given)
+        return given, (), None
     if given != ("text",):
-        return PairColumns(given, label=label or "label")
+        return given, (), label or "label"
     if set(PAIR_COLUMNS) <= set(there) and label is None:
-        return PairColumns(PAIR_COLUMNS, negatives)
+        return PAIR_COLUMNS, negatives, None
     score = label or next((name for name in _SCORES if name in there), None)
     if "text_a" in there and "text_b" in there and score:
-        return PairColumns(("text_a", "text_b"), label=score)
+        return ("text_a", "text_b"), (), score
     if "text" in there and (label or "label" in there):
-        return PairColumns(given, label=label or "label")
+        return given, (), label or "label"
     raise UserError(
         f"{file}: expected the columns anchor and positive, or text_a, text_b and score, or text "
         f"and label; received {quoted(there)}. Name others with --text_column, --text_b_column and "

@@ -12,7 +12,7 @@ The last form is that of bert-tf mine_negatives; the query may be named "anchor"
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from tasks.data.readers.rows import (
@@ -21,7 +21,7 @@ from tasks.data.readers.rows import (
     Example,
     RowError,
     Source,
-    check_text,
+    check_texts,
     data_file,
     good_or_bad,
     named_rows,
@@ -30,14 +30,9 @@ from tasks.data.readers.rows import (
 )
 
 
-def task_rows(
-    task: Mapping[str, Any], source: Source, labelled: bool
+def read_rankings(
+    source: Source, labelled: bool = True, **others: Any
 ) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    return read_rankings(source, labelled)
-
-
-def read_rankings(source: Source, labelled: bool = True) -> Iterator[Example | BadRow]:
     """Yield the queries of a file with their texts.
 
     The rows with one text of a query, wherever they are in the file, form one example, in the
@@ -46,6 +41,7 @@ def read_rankings(source: Source, labelled: bool = True) -> Iterator[Example | B
     Args:
         source: The file.
         labelled: Whether to read the relevance.
+        **others: Other values of a task.json, which are ignored.
 
     Yields:
         An `Example` with "query" and "texts", whose label has one entry per text as it is written;
@@ -95,11 +91,8 @@ def _example(values, labelled, location):
         )
     if not isinstance(texts, list) or not texts:
         raise RowError(f"'texts': expected a list of texts, received {texts!r:.80}")
-    named = {"'query'": query, **{f"text {n}": text for n, text in enumerate(texts, start=1)}}
-    for what, text in named.items():
-        check_text(text, what)
-        if not text.strip():
-            raise RowError(f"{what}: expected text, received an empty string")
+    named = {f"text {number}": text for number, text in enumerate(texts, start=1)}
+    check_texts({"'query'": query, **named})
     if not labelled:
         return Example({"query": query, "texts": list(texts)}, None, location)
     if not isinstance(relevances, list) or len(relevances) != len(texts):

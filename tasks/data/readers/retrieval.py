@@ -26,6 +26,7 @@ from tasks.data.readers.rows import (
     check_text,
     data_file,
     json_rows,
+    not_empty,
     quoted,
     read_lines,
 )
@@ -140,7 +141,7 @@ def read_jsonl(source: Source) -> Iterator[tuple[str, str]]:
         UserError: At a bad row, at an id that occurs twice, or if there are no rows.
     """
     file, names = data_file(source, (".jsonl",)), set()
-    for number, row in json_rows(file, parse_int=str):
+    for number, row in not_empty(json_rows(file, parse_int=str), file):
         location = f"{file}:{number}"
         try:
             name, text = _text(row)
@@ -150,8 +151,6 @@ def read_jsonl(source: Source) -> Iterator[tuple[str, str]]:
             raise UserError(f"{location}: _id {name!r:.80} occurs twice")
         names.add(name)
         yield name, text
-    if not names:
-        raise UserError(f"{file}: expected at least one row, received none")
 
 
 def _text(row: Any) -> tuple[str, str]:

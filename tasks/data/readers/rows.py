@@ -248,6 +248,14 @@ def check_text(text: Any, what: str) -> None:
         raise RowError(f"{what}: expected text, received half of a surrogate pair")
 
 
+def check_texts(texts: Mapping[str, Any]) -> None:
+    """Check texts by what messages call them, as `check_text` does; none may be empty."""
+    for what, text in texts.items():
+        check_text(text, what)
+        if not text.strip():
+            raise RowError(f"{what}: expected text, received an empty string")
+
+
 def read_lines(file: DataFile, newline: str = "\n") -> Iterator[tuple[int, str]]:
     """Yield (number from 1, line with its end) of a UTF-8 file; `newline` as in `open`.
 
@@ -436,17 +444,13 @@ def write_parquet(
     pyarrow.parquet.write_table(table, stream)
 
 
-def _of_columns(values, location):
-    return Example(values, None, location)
-
-
 def read_rows(
     source: Source,
     columns: Sequence[str],
     unescape_html: bool = False,
     lists: Collection[str] = (),
     optional: Sequence[str] = (),
-    make: Callable[[dict[str, Any], str], Example] = _of_columns,
+    make: Callable[[dict[str, Any], str], Example] | None = None,
 ) -> Iterator[Example | BadRow]:
     """Yield the rows of a file.
 
@@ -470,10 +474,28 @@ def read_rows(
             lacks a column, or if its last quote is not closed.
     """
     file = data_file(source, SUFFIXES)
+
+    def example(values, location):
+        present = [column for column in optional if values.get(column) is not None]
+        row = {}
+        for column in (*columns, *present):
+            if column not in values:
+                raise RowError(no_column(column, values))
+            value = values[column]
+            texts = value if column in lists and isinstance(value, list) else [value]
+            if column in lists and not all(isinstance(text, str) for text in texts):
+                raise RowError(
+                    f"column {column!r}: expected text or a list of texts, received {value!r:.80}"
+                )
+            for text in texts:
+                check_text(text, f"column {column!r}")
+            if unescape_html and column not in lists:
+                value = html.unescape(value)
+            row[column] = value
+        return make(row, location) if make else Example(row, None, location)
+
     for number, row in not_empty(named_rows(file, columns), file):
-        yield good_or_bad(
-            f"{file}:{number}", row, _row, columns, unescape_html, lists, optional, make
-        )
+        yield good_or_bad(f"{file}:{number}", row, example)
 
 
 def text_names(count: int) -> tuple[str, ...]:
@@ -482,39 +504,51 @@ def text_names(count: int) -> tuple[str, ...]:
 
 
 def read_texts(
-    task: Mapping[str, Any], source: Source, label: str | None, is_optional: bool = False
+    source: Source,
+    labelled: bool = True,
+    *,
+    text_columns: Sequence[str] = ("text",),
+    label_column: str | None = None,
+    unescape_html: bool = False,
+    multi_label: bool = False,
+    needs_label: bool = True,
+    **others: Any,
 ) -> Iterator[Example | BadRow]:
     """Yield the rows of a file with a text or pair in named columns.
 
     Args:
-        task: Values of a task.json: "text_columns", "unescape_html" and "multi_label".
         source: The file.
-        label: Column of the label, None to read none.
-        is_optional: Whether the file may lack this column.
+        labelled: Whether to read labels.
+        text_columns: Columns of the texts, one or two.
+        label_column: Column of the label; by default "label".
+        unescape_html: As of `read_rows`.
+        multi_label: Whether a label may be a list of strings.
+        needs_label: Whether the file must have the column of the label.
+        **others: Other values of a task.json, which are ignored.
     """
-    columns = task.get("text_columns", ("text",))
-    names, labels = text_names(len(columns)), [label] if label else []
+    names, label = text_names(len(text_columns)), label_column or "label"
+    labels = [label] if labelled else []
 
     def example(values, location):
-        texts = {name: values[column] for name, column in zip(names, columns, strict=True)}
-        return Example(texts, values.get(label), location)
+        texts = {name: values[column] for name, column in zip(names, text_columns, strict=True)}
+        return Example(texts, values.get(label) if labelled else None, location)
 
     return read_rows(
         source,
-        (*columns, *([] if is_optional else labels)),
-        task.get("unescape_html", False),
-        lists=labels if task.get("multi_label") else (),
-        optional=labels if is_optional else (),
+        (*text_columns, *(labels if needs_label else ())),
+        unescape_html,
+        lists=labels if multi_label else (),
+        optional=() if needs_label else labels,
         make=example,
     )
 
 
-def rows_with_optional_labels(
-    task: Mapping[str, Any], source: Source, labelled: bool
+def read_texts_with_optional_labels(
+    source: Source, labelled: bool = True, *, label_column: str | None = None, **task: Any
 ) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    column = task.get("label_column")
-    return read_texts(task, source, (column or "label") if labelled else None, column is None)
+    """Yield what `read_texts` does; only a `label_column` that is given has to exist."""
+    needs_label = label_column is not None
+    return read_texts(source, labelled, label_column=label_column, needs_label=needs_label, **task)
 
 
 def _header_of(file):
@@ -587,26 +621,6 @@ def _named(header, fields):
             f"missing column is {header[len(fields)]!r:.80}"
         )
     return dict(zip(header, fields, strict=True))
-
-
-def _row(values, columns, unescape_html, lists, optional, make, location):
-    present = [column for column in optional if values.get(column) is not None]
-    row = {}
-    for column in (*columns, *present):
-        if column not in values:
-            raise RowError(no_column(column, values))
-        value = values[column]
-        texts = value if column in lists and isinstance(value, list) else [value]
-        if column in lists and not all(isinstance(text, str) for text in texts):
-            raise RowError(
-                f"column {column!r}: expected text or a list of texts, received {value!r:.80}"
-            )
-        for text in texts:
-            check_text(text, f"column {column!r}")
-        if unescape_html and column not in lists:
-            value = html.unescape(value)
-        row[column] = value
-    return make(row, location)
 
 
 def no_column(column: str, columns: Iterable[str]) -> str:

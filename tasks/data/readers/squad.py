@@ -29,14 +29,9 @@ from tasks.data.readers.rows import (
 )
 
 
-def task_rows(
-    task: Mapping[str, Any], source: Source, labelled: bool
+def read_questions(
+    source: Source, labelled: bool = True, **others: Any
 ) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    return read_questions(source, labelled)
-
-
-def read_questions(source: Source, labelled: bool = True) -> Iterator[Example | BadRow]:
     """Yield the questions of a file.
 
     Args:
@@ -47,6 +42,7 @@ def read_questions(source: Source, labelled: bool = True) -> Iterator[Example | 
             Hugging Face datasets have "answers": {"text": [...], "answer_start": [...]} instead;
             they may also be the list "data" of a .json file.
         labelled: Whether to read the answers.
+        **others: Other values of a task.json, which are ignored.
 
     Yields:
         An `Example` with "question" and "context", whose label is a tuple of answers (text, start

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_tf.errors import UserError
@@ -62,16 +62,13 @@ class WordTags(NamedTuple):
     tags: list[str]
 
 
-def task_rows(
-    task: Mapping[str, Any], source: Source, labelled: bool
-) -> Iterator[Example | BadRow]:
-    """Yield the rows of a file for the values of a task.json; see `TaskType`."""
-    (column,) = task.get("text_columns", ("text",))  # Of flags; task.json has one name.
-    return read_tagged(source, labelled, task.get("text_column", column))
-
-
 def read_tagged(
-    source: Source, labelled: bool = True, text_column: str = "text"
+    source: Source,
+    labelled: bool = True,
+    *,
+    text_columns: Sequence[str] = ("text",),
+    text_column: str | None = None,
+    **others: Any,
 ) -> Iterator[Example | BadRow]:
     """Yield the texts of a file.
 
@@ -81,7 +78,9 @@ def read_tagged(
             [...]}; or a column file. Unlabelled, also .csv and .tsv with a `text_column`; of a
             column file only the first column is read.
         labelled: Whether to read tags or entities.
-        text_column: Name of the text.
+        text_columns: Name of the text, as flags give it.
+        text_column: Name of the text, as in task.json.
+        **others: Other values of a task.json, which are ignored.
 
     Yields:
         An `Example` with "text", whose label is a list of entities, sorted by start, or `WordTags`
@@ -91,10 +90,11 @@ def read_tagged(
         UserError: If the file cannot be read or is empty.
     """
     file = data_file(source)
+    text_column = text_column or text_columns[0]
     if file.suffix == ".jsonl":
         items = _json_items(file, text_column, labelled)
     elif not labelled and has_columns(file, [text_column]):  # A .tsv may be a column file.
-        items = read_texts({"text_columns": (text_column,)}, file, None)
+        items = read_texts(file, labelled, text_columns=[text_column])
     elif file.suffix == ".csv":
         raise UserError(f"{file}: expected tags in a column file or in .jsonl, received .csv")
     else:

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
@@ -28,7 +28,6 @@ from bert_tf.train.losses import (
     softmax_cross_entropy,
     softmax_divergence,
 )
-from tasks.base.decisions import Decision, decide_each, decide_one
 from tasks.base.plots import (
     MAX_LABELS,
     Plot,
@@ -36,8 +35,7 @@ from tasks.base.plots import (
     draw_precision_recall,
     draw_reliability,
 )
-from tasks.base.task import Loss, OutputSpec, described
-from tasks.base.text_task import LabelledTextTask
+from tasks.base.task import LabelledTextTask, Loss, OutputSpec, described, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import as_list
@@ -57,6 +55,77 @@ _LOSSES: dict[str, tuple[Loss, Loss]] = {
     "sigmoid": (sigmoid_cross_entropy, focal_sigmoid_cross_entropy),
     "softmax": (softmax_cross_entropy, focal_softmax_cross_entropy),
 }
+
+
+class Decision(NamedTuple):
+    """Predictions for B texts.
+
+    Attributes:
+        probabilities: float32 `(B, C)`, after temperature scaling.
+        label: int32 `(B,)`, id of the predicted label.
+        score: float32 `(B,)`, probability of the predicted label.
+        margin: float32 `(B,)`, change of probability that would change the prediction.
+        selected: bool `(B, C)`, the predicted labels of multi-label tasks, else None.
+    """
+
+    probabilities: tf.Tensor
+    label: tf.Tensor
+    score: tf.Tensor
+    margin: tf.Tensor
+    selected: tf.Tensor | None = None
+
+
+def decide_one(
+    logits: tf.Tensor,
+    temperature: float = 1.0,
+    positive: int | None = None,
+    threshold: float = 0.5,
+) -> Decision:
+    """Predict one label per text; ties go to the first label.
+
+    Args:
+        logits: `(B, C)`, or `(B, 1)` for the second of two labels.
+        temperature: Divisor of the logits (Guo et al. 2017).
+        positive: Id of the label to predict if its probability >= `threshold`; otherwise the most
+            probable other label is predicted. None predicts the most probable label.
+        threshold: Probability from which on `positive` is predicted.
+    """
+    logits = tf.cast(logits, tf.float32) / temperature
+    if logits.shape[1] == 1:
+        probabilities_BC = tf.sigmoid(tf.concat([-logits, logits], axis=1))
+    else:
+        probabilities_BC = tf.nn.softmax(logits)
+    if positive is None:
+        label_B = tf.argmax(probabilities_BC, axis=-1, output_type=tf.int32)
+        margin_B = top2_gap(probabilities_BC)
+    else:
+        is_positive_C = tf.range(probabilities_BC.shape[1]) == positive
+        others_BC = tf.where(is_positive_C, -1.0, probabilities_BC)
+        above_B = probabilities_BC[:, positive] - threshold
+        label_B = tf.where(
+            above_B >= 0, positive, tf.argmax(others_BC, axis=-1, output_type=tf.int32)
+        )
+        margin_B = tf.where(above_B >= 0, above_B, tf.minimum(-above_B, top2_gap(others_BC)))
+    return Decision(probabilities_BC, label_B, _of_label(probabilities_BC, label_B), margin_B)
+
+
+def decide_each(
+    logits_BC: tf.Tensor, temperature: float = 1.0, thresholds_C: Sequence[float] | float = 0.5
+) -> Decision:
+    """Select each label whose probability, of its own sigmoid logit, reaches its threshold.
+
+    The `label` of the decision is the most probable one, even if it is not selected.
+    """
+    probabilities_BC = tf.sigmoid(tf.cast(logits_BC, tf.float32) / temperature)
+    label_B = tf.argmax(probabilities_BC, axis=-1, output_type=tf.int32)
+    score_B = _of_label(probabilities_BC, label_B)
+    above_BC = probabilities_BC - thresholds_C
+    margin_B = tf.minimum(top2_gap(probabilities_BC), tf.reduce_min(tf.abs(above_BC), axis=-1))
+    return Decision(probabilities_BC, label_B, score_B, margin_B, probabilities_BC >= thresholds_C)
+
+
+def _of_label(probabilities_BC, label_B):
+    return tf.gather(probabilities_BC, label_B, axis=1, batch_dims=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

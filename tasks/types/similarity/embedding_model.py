@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.model.dense import dense
 from bert_tf.weights.pretrained_encoder import Encoder
-from tasks.graph.pooling import POOLING
+from tasks.graph.heads import POOLING, on_grid
 
 # By name: number of last layers, and their combination. Embeddings are not a layer.
 LAYERS = {
@@ -125,9 +125,7 @@ class EmbeddingModel(keras.Model):
             vectors_BD = normalized(vectors_BD)
         if windows_NC is None:
             return {"embedding": vectors_BD}
-        # The zeros in front get index 0 after 1 is added to all indices.
-        vectors_BD = tf.pad(vectors_BD, [[1, 0], [0, 0]])
-        return {"embedding": tf.gather(vectors_BD, tf.cast(windows_NC, tf.int32) + 1)}
+        return {"embedding": on_grid(vectors_BD, windows_NC, missing=0.0)}
 
     def token_vectors(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None

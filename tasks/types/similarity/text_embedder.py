@@ -1,6 +1,7 @@
 """Embedder: one vector per text, from the tokens of an encoder, and similarities of vectors.
 
-Shape suffixes: N texts, M texts, D size of a vector.
+Shape suffixes: B or N texts or rows, M texts, C texts per row, G candidates, n rows of a block, D
+size of a vector.
 """
 
 import dataclasses
@@ -11,20 +12,21 @@ from typing import Any, Self, cast
 
 import keras
 import numpy as np
+import scipy.spatial
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.encoder_inputs import to_padded
+from bert_tf.text.excerpts import truncate_utf8
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import BatchLoss
 from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import FIELDS
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.task import Loss, OutputSpec, Task, described
-from tasks.base.task_types import row_reader
-from tasks.base.text_task import TextTask
+from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, check_choice, described
+from tasks.base.task_types import read_rows_of
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list, columns_of, without_axis
 from tasks.data.readers.pairs import PAIR_COLUMNS, negative_columns
@@ -37,9 +39,10 @@ from tasks.data.readers.rows import (
     raise_bad_rows,
 )
 from tasks.data.windows import Windows
-from tasks.graph.pooling import POOLING
-from tasks.graph.serving_functions import ROWS_PER_CALL
+from tasks.graph.heads import POOLING
+from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline
 from tasks.metrics.regression import pearson, spearman
+from tasks.metrics.retrieval import normalized
 from tasks.model.task_model import TaskModel
 from tasks.types.similarity.embedding_model import (
     ACTIVATIONS,
@@ -48,7 +51,6 @@ from tasks.types.similarity.embedding_model import (
     EmbeddingModel,
     pooled_size,
 )
-from tasks.types.similarity.embedding_pipeline import EmbeddingPipeline
 from tasks.types.similarity.losses import (
     LOSSES,
     NO_TEXT,
@@ -56,27 +58,16 @@ from tasks.types.similarity.losses import (
     embedding_loss,
     vector_distance,
 )
-from tasks.types.similarity.ranks import ranks_of_positives
+
+BLOCK_ELEMENTS = 1 << 26  # Scores in memory at a time.
+PAIR = ("text_a", "text_b")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimilarityTask(TextTask):
-    """One vector per text, or per pair of texts.
+    """One vector per text, or per pair of texts; for the other fields see `TextEmbedder`.
 
     Attributes:
-        layers: A key of LAYERS.
-        pooling: A key of POOLING, or several joined by "+", whose vectors are concatenated.
-        dense_units: Outputs of each dense layer after pooling.
-        dense_activations: A key of ACTIVATIONS per dense layer.
-        normalize: Whether vectors have the norm 1.
-        prompts: Texts that are put before a text, by name.
-        default_prompt: Name of the prompt that every text gets, or `None`.
-        similarity: A key of SIMILARITIES.
-        loss: One of LOSSES.
-        loss_temperature: Divisor of cosines in the losses "contrastive" and "cosent".
-        symmetric: Whether the contrastive loss also looks for the anchor of each positive.
-        triplet_margin: Difference of distances in the loss "triplet".
-        matryoshka_dims: Sizes of the prefixes of vectors that are trained to be vectors themselves.
         pair_columns: Columns of the two texts of a labelled row; found by their names if empty.
         negatives_column: Column of hard negatives; found by its name if `None`.
     """
@@ -102,14 +93,8 @@ class SimilarityTask(TextTask):
     negatives_column: str | None = None
 
     def __post_init__(self) -> None:
-        for name, expected in (
-            ("layers", LAYERS),
-            ("similarity", SIMILARITIES),
-            ("loss", LOSSES),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in expected:
-                raise UserError(f"{name}={value!r:.80}: expected one of {', '.join(expected)}")
+        for name, known in (("layers", LAYERS), ("similarity", SIMILARITIES), ("loss", LOSSES)):
+            check_choice(name, getattr(self, name), known)
         if not isinstance(self.pooling, str) or not set(self.pooling.split("+")) <= set(POOLING):
             raise UserError(
                 f"pooling={self.pooling!r:.80}: expected one of {', '.join(POOLING)}, or several "
@@ -117,11 +102,8 @@ class SimilarityTask(TextTask):
             )
         if not self.loss_temperature > 0:
             raise UserError(f"loss_temperature={self.loss_temperature}: expected a number > 0")
-        for name in (
-            "dense_units",
-            "dense_activations",
-            "matryoshka_dims",
-        ):  # Lists are accepted in Python.
+        # Lists are accepted in Python.
+        for name in ("dense_units", "dense_activations", "matryoshka_dims"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("dense_units", "matryoshka_dims"):
             if any(type(size) is not int or size < 1 for size in getattr(self, name)):
@@ -149,7 +131,8 @@ class SimilarityTask(TextTask):
     @classmethod
     def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
         """Create the task from a training file, whose columns choose the default of `loss`."""
-        rows = row_reader(cls.kind)(options, data, True) if not isinstance(data, FileRows) else data
+        task = {"kind": cls.kind, **options}
+        rows = data if isinstance(data, FileRows) else read_rows_of(task, data)
         first = next(iter(raise_bad_rows(rows)), None)
         is_scored = first is not None and len(first.texts["text"]) == 2 and first.label is not None
         loss = options.setdefault("loss", "cosent" if is_scored else "contrastive")
@@ -197,14 +180,15 @@ class SimilarityTask(TextTask):
     @property
     def losses(self) -> Mapping[str, BatchLoss]:
         """The loss of the embeddings of a row."""
-        options = {
-            "loss": self.loss,
-            "temperature": self.loss_temperature,
-            "margin": self.triplet_margin,
-        }
-        options |= {"symmetric": self.symmetric, "margin": self.triplet_margin}
-        options |= {"sizes": self.matryoshka_dims}
-        return {"embedding": BatchLoss(embedding_loss, **options)}
+        loss = BatchLoss(
+            embedding_loss,
+            loss=self.loss,
+            temperature=self.loss_temperature,
+            symmetric=self.symmetric,
+            margin=self.triplet_margin,
+            sizes=self.matryoshka_dims,
+        )
+        return {"embedding": loss}
 
     @property
     def soft_losses(self) -> Mapping[str, Loss]:
@@ -493,16 +477,6 @@ class SimilarityTask(TextTask):
         scores = compare(tf.constant(vectors[:, 0]), tf.constant(vectors[:, 1])).numpy()
         return {"spearman": spearman(labels, scores), "pearson": pearson(labels, scores)}
 
-    def predictions(
-        self, texts: Tensors, windows: Windows, outputs: Tensors
-    ) -> dict[str, tf.Tensor]:
-        """Return the vectors, float32 `(N, D)`."""
-        return dict(outputs)
-
-    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return infinity, since nothing is decided."""
-        return tf.fill(tf.shape(predictions["embedding"])[:1], float("inf"))
-
 
 def _lists(column, name):
     """Return a column of texts, lists of texts, or missing values as lists."""
@@ -553,6 +527,145 @@ def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dic
     if options.get("default_prompt") not in given.get("prompts", options.get("prompts", {})):
         options.pop("default_prompt", None)
     return {**options, **given}
+
+
+def ranks_of_positives(
+    numbers_NC: np.ndarray, vectors_NCD: np.ndarray, similarity: str
+) -> dict[str, float]:
+    """Return recall@1, recall@10 and mrr@10 of the anchors.
+
+    They are the fractions of anchors with a positive among the first texts, and the mean of 1 /
+    rank of the first positive.
+
+    An anchor's candidates are the distinct positives and negatives of all rows; of rows of one
+    text, the other texts. An anchor of several rows has the positives of all of them. A tie with
+    the positive counts as better than it, so that equal vectors have no good ranks.
+
+    Args:
+        numbers_NC: Numbers of the texts, equal for equal texts and texts of one class; NO_TEXT for
+            a missing text.
+        vectors_NCD: Embeddings.
+        similarity: A key of SIMILARITIES.
+    """
+    anchors_N, own_N = numbers_NC[:, 0], numbers_NC[:, min(1, numbers_NC.shape[1] - 1)]
+    if numbers_NC.shape[1] == 1:
+        candidates_G, vectors_GD = anchors_N, vectors_NCD[:, 0]
+    else:
+        candidates_G, first_G = np.unique(numbers_NC[:, 1:], return_index=True)
+        vectors_GD = vectors_NCD[:, 1:].reshape(-1, vectors_NCD.shape[-1])[first_G]
+        is_text_G = candidates_G != NO_TEXT
+        candidates_G, vectors_GD = candidates_G[is_text_G], vectors_GD[is_text_G]
+        of_anchor: dict[int, set[int]] = {}
+        places_N = np.searchsorted(candidates_G, own_N)
+        for anchor, place in zip(anchors_N.tolist(), places_N.tolist(), strict=True):
+            of_anchor.setdefault(anchor, set()).add(place)
+    size = max(1, BLOCK_ELEMENTS // len(vectors_GD))
+    ranks = []
+    for first in range(0, len(anchors_N), size):
+        block = slice(first, first + size)
+        scores_nG = _scores(vectors_NCD[block, 0], vectors_GD, similarity)
+        if numbers_NC.shape[1] == 1:  # A text does not find itself.
+            is_own_nG = candidates_G == own_N[block, np.newaxis]
+            rows_n = np.arange(len(scores_nG))
+            scores_nG[rows_n, first + rows_n] = -np.inf
+            is_own_nG[rows_n, first + rows_n] = False
+        else:
+            is_own_nG = np.zeros(scores_nG.shape, bool)
+            for row, anchor in enumerate(anchors_N[block].tolist()):
+                is_own_nG[row, list(of_anchor[anchor])] = True
+            is_anchor_nG = candidates_G == anchors_N[block, np.newaxis]
+            scores_nG[is_anchor_nG & ~is_own_nG] = -np.inf
+        best_n = np.max(np.where(is_own_nG, scores_nG, -np.inf), axis=1)
+        is_better_nG = (scores_nG >= best_n[:, np.newaxis]) & ~is_own_nG
+        ranks.append(np.where(is_own_nG.any(axis=1), 1.0 + is_better_nG.sum(axis=1), np.nan))
+    ranks_N = np.concatenate(ranks)
+    ranks_N = ranks_N[~np.isnan(ranks_N)]
+    if not len(ranks_N):
+        return {"recall@1": 0.0, "recall@10": 0.0, "mrr@10": 0.0}
+    return {
+        "recall@1": float(np.mean(ranks_N <= 1)),
+        "recall@10": float(np.mean(ranks_N <= 10)),
+        "mrr@10": float(np.mean(np.where(ranks_N <= 10, 1.0 / ranks_N, 0.0))),
+    }
+
+
+def _scores(anchors_nD, vectors_GD, similarity):
+    if similarity in ("euclidean", "manhattan"):
+        metric = similarity.replace("manhattan", "cityblock")
+        return -scipy.spatial.distance.cdist(anchors_nD, vectors_GD, metric)
+    if similarity == "cosine":
+        anchors_nD, vectors_GD = normalized(anchors_nD), normalized(vectors_GD)
+    return anchors_nD @ vectors_GD.T
+
+
+class EmbeddingPipeline(Pipeline):
+    """Pipeline with the signatures similarity and with_prompt, unless rows are pairs of texts."""
+
+    task: SimilarityTask
+
+    @functools.cached_property
+    def signatures(self) -> dict[str, tf.types.experimental.GenericFunction]:
+        """See `Pipeline`."""
+        signatures = super().signatures
+        if len(self.task.input_names) == 1:
+            signatures["similarity"] = self._served(self.similarity, PAIR)
+            signatures["with_prompt"] = self._served(self.with_prompt, ("text", "prompt"))
+        return signatures
+
+    def signature_specs(self) -> dict[str, SignatureSpec]:
+        """Return the specification of each signature."""
+        specs = super().signature_specs()
+        if len(self.task.input_names) > 1:
+            return specs
+        descriptions = self.task.input_descriptions
+        return {
+            **specs,
+            "similarity": SignatureSpec(
+                f"The similarity of two texts: {self.task.similarity} of their vectors.",
+                {name: descriptions[name] for name in PAIR},
+                {
+                    "score": OutputSpec(
+                        "similarity, larger for more similar texts",
+                        is_derived=self.task.similarity != "cosine",
+                    )
+                },
+            ),
+            "with_prompt": SignatureSpec(
+                "The vector of a text after a prompt, which replaces that of the model.",
+                {"text": "text", "prompt": 'put before the text, such as "query: "; "" for none'},
+                specs["serving_default"].outputs,
+            ),
+        }
+
+    def similarity(self, text_a: tf.Tensor, text_b: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Compare texts.
+
+        Args:
+            text_a: string `(B,)`.
+            text_b: string `(B,)`.
+
+        Returns:
+            Dict of `score`, float32 `(B,)`.
+        """
+        vectors = self.predict(text=tf.concat([text_a, text_b], axis=0))["embedding"]
+        a_BD, b_BD = tf.split(vectors, 2)
+        return {"score": SIMILARITIES[self.task.similarity](a_BD, b_BD)}
+
+    def with_prompt(self, text: tf.Tensor, prompt: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Return the vectors of texts after prompts.
+
+        Args:
+            text: string `(B,)`.
+            prompt: string `(B,)`.
+
+        Returns:
+            Dict of `embedding`, float32 `(B, D)`.
+        """
+        texts = {"text": truncate_utf8(text)}
+        windows = self.task.encode_prompted(
+            texts, truncate_utf8(prompt), self.tokenizer.tokenize, self.vocabulary
+        )
+        return self._outputs(windows, texts)
 
 
 @keras.saving.register_keras_serializable("bert_tf")

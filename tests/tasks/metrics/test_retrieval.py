@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.metrics.nearest_vectors import nearest, nearest_in_blocks
-from tasks.metrics.retrieval import ranked, retrieval_metrics
+from tasks.metrics.retrieval import nearest, nearest_in_blocks, ranked, retrieval_metrics
 from tests.tasks.metrics.brute_force import cosine_ranking
 
 RELEVANCE = {

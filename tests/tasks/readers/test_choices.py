@@ -15,7 +15,7 @@ def choice(prompt, choices, label, location):
 
 def read_json(path, *values, labelled=True):
     path.write_text("".join(json.dumps(value) + "\n" for value in values))
-    return list(read_choices(path, "rows", labelled))
+    return list(read_choices(path, labelled))
 
 
 def test_swag_is_read(tmp_path):
@@ -25,7 +25,7 @@ def test_swag_is_read(tmp_path):
         '0,She sits.,She,"plays, then rests.",b,c,d,0\n1,He.,,a,b,c,d,3\n2,He.,He,a,b,c,d,4\n'
         "3,He.,He,a,,c,d,1\n4,He.,He,a,b,c,d,\n"
     )
-    first, second, *bad = read_choices(path, "swag")
+    first, second, *bad = read_choices(path, file_format="swag")
     choices = ["She plays, then rests.", "She b", "She c", "She d"]
     assert first == choice("She sits.", choices, 0, f"{path}:2")
     assert second == choice("He.", ["a", "b", "c", "d"], 3, f"{path}:3")
@@ -36,10 +36,10 @@ def test_swag_is_read(tmp_path):
     ]
     test = tmp_path / "test.csv"
     test.write_text("sent1,sent2,ending0,ending1,ending2,ending3\nHe.,He,a,b,c,d\n")
-    (row,) = read_choices(test, "swag", labelled=False)
+    (row,) = read_choices(test, labelled=False, file_format="swag")
     assert row == choice("He.", ["He a", "He b", "He c", "He d"], None, f"{test}:2")
     with pytest.raises(UserError, match="test.csv:2: no column 'label'"):
-        list(read_choices(test, "swag"))
+        list(read_choices(test, file_format="swag"))
 
 
 def test_arc_counts_from_one_and_takes_letters(tmp_path):
@@ -48,7 +48,7 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
         '"What, then?",a,"b\nb",c,d,C\nQ,a,b,2\nQ,a,b,c,a\nQ,a,b,c,E\nQ,a,b,c,0\nQ,a,b,c,4\n'
         "Q,,,,,1\nQ,a,A\nQ,a,b,,,B\nQ,a,b,,,C\nQ,a,,c,d,A\nQ,a,b,c,Ⅲ\n"
     )
-    rows = list(read_choices(path, "arc"))
+    rows = list(read_choices(path, file_format="arc"))
     assert rows[:3] == [
         choice("What, then?", ["a", "b\nb", "c", "d"], 2, f"{path}:1"),
         choice("Q", ["a", "b"], 1, f"{path}:3"),
@@ -68,7 +68,7 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
         BadRow(f"{path}:12", "choice 2: expected text, received an empty string"),
         BadRow(f"{path}:13", f"the answer 'Ⅲ': {expected}"),
     ]
-    unlabelled = list(read_choices(path, "arc", labelled=False))
+    unlabelled = list(read_choices(path, labelled=False, file_format="arc"))
     assert unlabelled[3] == choice("Q", ["a", "b", "c"], None, f"{path}:5")
     assert unlabelled[6] == BadRow(f"{path}:8", "expected at least two choices, received 0")
 
@@ -163,7 +163,7 @@ def test_missing_files_and_unknown_formats_are_reported(tmp_path):
         ("a.csv", "swag", "a.csv: expected at least one row"),
     ):
         with pytest.raises(UserError, match=message):
-            list(read_choices(tmp_path / name, form))
+            list(read_choices(tmp_path / name, file_format=form))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_missing_files_and_unknown_formats_are_reported(tmp_path):
 )
 def test_arc_is_read_completely(data_dir, name, good, of_three, without_choices, answer_is_none):
     """Count rows and errors; rows answered 1 to 4 have no choices here, so none is mapped."""
-    rows = list(read_choices(data_dir / "multiple_choice" / name, "arc"))
+    rows = list(read_choices(data_dir / "multiple_choice" / name, file_format="arc"))
     messages = [row.message for row in rows if isinstance(row, BadRow)]
     assert len(rows) - len(messages) == good
     assert (

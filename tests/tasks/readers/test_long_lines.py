@@ -45,9 +45,9 @@ READERS = {
     ),
     "SQuAD": (".json", "{}", read_questions),
     "choices": (".jsonl", '{{"prompt": "{}", "choices": ["a", "b"], "label": 0}}\n', None),
-    "ARC": (".csv", "{}\n", lambda path: read_choices(path, "arc")),
-    "GLUE": (".tsv", "sentence\tlabel\n{}\t1\n", lambda path: read_glue("sst2", path, True)),
-    "GLUE's header": (".tsv", "{}\n", lambda path: read_glue("sst2", path, True)),
+    "ARC": (".csv", "{}\n", lambda path: read_choices(path, file_format="arc")),
+    "GLUE": (".tsv", "sentence\tlabel\n{}\t1\n", lambda path: read_glue(path, file_format="sst2")),
+    "GLUE's header": (".tsv", "{}\n", lambda path: read_glue(path, file_format="sst2")),
     "a vocabulary": (
         ".txt",
         "\n".join(WORDS) + "\n{}\n",
@@ -60,7 +60,7 @@ READERS = {
 
 def check(tmp_path, name, shape, size):
     suffix, form, read = READERS[name]
-    read = read or (lambda path: read_choices(path, "rows"))
+    read = read or read_choices
     text = shape * (size // len(shape))
     path = tmp_path / f"a{suffix}"
     path.write_text(form.format(json.dumps(text)[1:-1] if '"text"' in form else text))

@@ -1,0 +1,710 @@
+"""Outputs of a model per row of files: one file, or shards that several workers write.
+
+The content of a shard depends only on its rows, the model and the settings, since its batches
+contain no other rows: any process on any machine writes the same bytes.
+
+DIR/predictions-00007-of-00064.jsonl     one shard; see `bert_tf.data.sharded_output`
+DIR/manifest.json                        settings, model, input and the entries of all shards
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import glob
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+import numpy as np
+
+from bert_tf.config import read_json_object
+from bert_tf.data.jobs import RunnerSettings
+from bert_tf.data.sharded_output import (
+    NAME,
+    ShardManifest,
+    Span,
+    WriteShard,
+    check_directory,
+    shard_names,
+)
+from bert_tf.errors import UserError
+from bert_tf.storage import files, format_versions, paths, strict_json
+from bert_tf.storage.ownership import sole_writer
+from bert_tf.storage.strict_json import field
+from bert_tf.system.command import flag, import_tensorflow
+from bert_tf.system.progress import Progress
+from bert_tf.system.versions import versions
+from bert_tf.weights.sentence_transformers import KIND
+from tasks.base.task_types import default_settings, read_rows_of
+from tasks.data.readers.glue import GLUE, check_submission, submission_lines
+from tasks.data.readers.rows import (
+    BadRow,
+    check_any_good,
+    raise_bad_rows,
+    read_rows,
+    write_parquet,
+)
+
+if TYPE_CHECKING:
+    from bert_tf.weights.sources import PretrainedWeights
+    from tasks.graph.pipeline import Serving
+    from tasks.model.task_model import TaskModel
+    from tasks.types.similarity.text_embedder import TextEmbedder
+
+_Row = TypeVar("_Row")
+# Returns the output of each row of a batch by name, as JSON types; a vector may be an array.
+Outputs = Callable[[list], Iterable[dict[str, Any]]]
+FILE_FORMATS = ("jsonl", "parquet")
+_FIELDS = ("complete", "rows", "bad_rows", "plan", "shards")
+
+
+def predict(
+    model: TaskModel,
+    input_path: str,
+    output_path: str,
+    batch_size: int,
+    log: Callable[[str], None],
+) -> tuple[int, int]:
+    """Write one JSON object per row of a file, in order, as `write_lines` does.
+
+    A row's id, if it has one, is the first field. `input_path` is in a format of the task, and
+    `output_path` a .jsonl file. Return the numbers of rows and of bad rows.
+    """
+    return write_lines(output_path, _outputs_of_file(model, input_path, batch_size, log))
+
+
+def write_lines(path: str | os.PathLike, outputs: Iterable[tuple[Any, Any]]) -> tuple[int, int]:
+    """Write the outputs of `outputs_with_progress` as JSON lines, atomically.
+
+    That of a bad row is {"error": ...}. Return the numbers of rows and of bad rows.
+    """
+    count = bad = 0
+    with files.atomic_writer(path) as lines:
+        for _, output in outputs:
+            is_bad = isinstance(output, BadRow)
+            line = {"error": str(output)} if is_bad else output
+            lines.write(_json_line(line))
+            count += 1
+            bad += is_bad
+    return count, bad
+
+
+def write_array(stream: Any, outputs: Iterable[tuple[Any, Any]], count: int) -> int:
+    """Write the outputs of `outputs_with_progress`, a vector each, as the array of a .npy file.
+
+    Args:
+        stream: Binary stream that receives the file.
+        outputs: Pairs of a row and {name: vector}.
+        count: Number of rows in the header.
+
+    Returns:
+        Number of rows that were written.
+
+    Raises:
+        UserError: At a bad row.
+    """
+    written = 0
+    for _, output in outputs:
+        if isinstance(output, BadRow):
+            raise UserError(str(output))
+        (vector,) = output.values()
+        vector = np.asarray(vector, np.float32)
+        if not written:
+            header = {
+                "descr": np.lib.format.dtype_to_descr(vector.dtype),
+                "fortran_order": False,
+                "shape": (count, len(vector)),
+            }
+            np.lib.format.write_array_header_1_0(stream, header)
+        stream.write(vector.tobytes())
+        written += 1
+    return written
+
+
+def submit(
+    model: TaskModel,
+    input_path: str,
+    output_path: str,
+    batch_size: int,
+    log: Callable[[str], None],
+) -> int:
+    """Write the predictions for a GLUE test file as a submission, .tsv; return the number of rows.
+
+    Arguments as of `predict`; the model is loaded from a run.
+
+    Raises:
+        UserError: At a bad row, or if the file is not a test file or the task is not of GLUE.
+    """
+    file_format = getattr(model.task, "file_format", None) or ""
+    assert model.source is not None  # The rows of GLUE are those of a run.
+    check_submission(output_path, file_format, model.source.run.path)
+
+    def labels_by_id():
+        for row, prediction in _outputs_of_file(model, input_path, batch_size, log):
+            if isinstance(prediction, BadRow):
+                raise UserError(f"{prediction}; a submission requires a prediction for every row")
+            if row.id is None:
+                raise UserError(
+                    f"{row.location}: expected a test file with the column index for a submission"
+                )
+            yield row.id, prediction["label" if GLUE[file_format].labels else "value"]
+
+    count = -1  # The header is not a row.
+    with files.atomic_writer(output_path) as lines:
+        for line in submission_lines(file_format, labels_by_id()):
+            lines.write(line + "\n")
+            count += 1
+    return count
+
+
+def create_embedder(
+    pretrained: PretrainedWeights,
+    layers: str | None,
+    pooling: str | None,
+    max_seq_length: int | None,
+    num_texts: int = 1,
+    prompt: str | None = None,
+) -> TextEmbedder:
+    """Create the embedder that the flags of bert-tf extract describe; for pairs, `num_texts` is 2.
+
+    A flag that is `None` has the value of an embedder; of other weights those are layers "last",
+    pooling "mean", 128 tokens and no prompt.
+
+    Raises:
+        UserError: If the encoder has too few layers, positions or segments, or there is no such
+            prompt.
+    """
+    from bert_tf.train.distribution import use_precision
+    from tasks.types.similarity.embedding_model import LAYERS
+    from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder, options_from
+
+    flags = {
+        "layers": layers,
+        "pooling": pooling,
+        "max_seq_length": max_seq_length,
+        "default_prompt": prompt,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    options = {
+        "max_seq_length": default_settings(KIND)["max_seq_length"],
+        **options_from(pretrained, {**given, "pairs": num_texts == 2}),
+    }
+    max_seq_length = options["max_seq_length"]
+    layers = options.get("layers", "last")
+    config = pretrained.config
+    for name, expected, available, what in (
+        (f"--layers={layers}", LAYERS[layers][0], config.num_hidden_layers, "layers"),
+        ("--max_seq_length", max_seq_length, config.max_position_embeddings, "positions"),
+        ("--text_b_column", num_texts, config.type_vocab_size, "segments"),
+    ):
+        if expected > available:
+            raise UserError(
+                f"{name}: requires {expected} {what}, but {pretrained.origin} has {available}"
+            )
+    task = SimilarityTask.from_options(**options)
+    return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
+
+
+def _outputs_of_file(model, path, batch_size, log):
+    """Yield the pairs of `outputs_of_rows` for the predictions of a file."""
+
+    def rows():
+        return model.task.iter_examples(path, labelled=False)
+
+    check_any_good(rows())  # Again, since a remote run was not read before.
+    count = sum(1 for _ in rows())
+    yield from outputs_with_progress(
+        rows(), count, lambda batch: predict_batch(model.serving, batch), batch_size, log
+    )
+
+
+def outputs_with_progress(
+    rows: Iterable[Any], count: int, outputs: Outputs, batch_size: int, log: Callable[[str], None]
+) -> Iterator[tuple[Any, dict[str, Any] | BadRow]]:
+    """Yield the pairs of `outputs_of_rows` for `count` rows."""
+    with Progress(log, "rows", count) as progress:
+        for batch in outputs_of_rows(rows, outputs, batch_size):
+            yield from batch
+            progress.update(progress.done + len(batch))
+
+
+def outputs_of_rows(
+    rows: Iterable[Any], outputs: Outputs, batch_size: int
+) -> Iterator[list[tuple[Any, dict[str, Any] | BadRow]]]:
+    """Yield the rows of each batch with their outputs. Only one batch is in memory.
+
+    Args:
+        rows: Rows of a reader, with their `location`, some of them `BadRow`s.
+        outputs: Function that returns the output of each good row of a batch.
+        batch_size: Rows per batch.
+
+    Yields:
+        Pairs of a row and its output. Instead of an output, the `BadRow` itself, or a new one if a
+        number of the output is not finite.
+    """
+    for batch in in_batches(rows, batch_size):
+        good = [row for row in batch if not isinstance(row, BadRow)]
+        found = iter(outputs(good) if good else ())
+        yield [
+            (row, row if isinstance(row, BadRow) else _if_finite(row, next(found))) for row in batch
+        ]
+
+
+def _if_finite(row, output):
+    """Return the output of a row, or a `BadRow`."""
+    is_finite = all(
+        np.isfinite(value).all() if isinstance(value, np.ndarray) else strict_json.is_finite(value)
+        for value in output.values()
+    )
+    return output if is_finite else BadRow(row.location, strict_json.NOT_FINITE)
+
+
+def _json_line(output):
+    return json.dumps(output, ensure_ascii=False, default=np.ndarray.tolist) + "\n"
+
+
+def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
+    """Yield lists of `size` rows; the last one may be shorter."""
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, size)):
+        yield batch
+
+
+def predict_batch(serving: Serving, rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the prediction per row as a dict of JSON types, without padding."""
+    # The served signature, so that predictions are those of the exported model.
+    columns = {name: [row.texts[name] for row in rows] for name in serving.task.input_names}
+    return [
+        prediction if row.id is None else {"id": row.id, **prediction}
+        for row, prediction in zip(rows, serving.predict_rows(columns, len(rows)), strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputSettings(RunnerSettings):
+    """Flags of a directory of output shards, which several workers write."""
+
+    output_dir: str | None = flag(
+        "directory of output shards, to create or to complete, instead of --output", None
+    )
+    num_shards: int = flag("number of files in --output_dir", 64)
+    file_format: str = flag("format of the files in --output_dir", "jsonl", choices=FILE_FORMATS)
+
+    def check_output(self, pattern: str, output: str | None, model: str, overwrite: bool) -> None:
+        """Check --input, --output and --overwrite, and that the directory `model` is kept.
+
+        Raises:
+            UserError: If they cannot be used.
+        """
+        if (output is None) == (self.output_dir is None):
+            raise UserError("expected --output or --output_dir")
+        if self.output_dir is None:
+            for option in dataclasses.fields(OutputSettings):
+                if getattr(self, option.name) != option.default:
+                    raise UserError(f"--{option.name}: requires --output_dir")
+            assert output is not None
+            paths.check_local_file("input", pattern)
+            paths.check_output(output, [pattern, model], overwrite)
+            return
+        if overwrite:
+            raise UserError("--overwrite: expected --output; a directory of shards is completed")
+        if not 1 <= self.num_shards <= 99_999:
+            raise UserError(f"--num_shards={self.num_shards}: expected an integer in [1, 99999]")
+        self.input_files(pattern)
+
+    def input_files(self, pattern: str) -> list[str]:
+        """Return the file, or with --output_dir the sorted files of a glob.
+
+        Raises:
+            UserError: If the glob matches none.
+        """
+        if self.output_dir is None:
+            return [pattern]
+        found = sorted(path for path in files.glob_files(pattern) if not files.isdir(path))
+        if not found:
+            raise UserError(f"--input={pattern}: no such file")
+        return found
+
+
+class OutputManifest(ShardManifest):
+    """Manifest of output shards, built by `planned` or `load`."""
+
+    CONTENT: ClassVar[str] = "rows"
+    UNIT: ClassVar[str] = "rows"
+    # A bad row has an error instead of an output.
+    SIZES: ClassVar[tuple[str, ...]] = ("rows", "bad_rows", "bytes")
+    TOTALS: ClassVar[tuple[str, ...]] = ("rows", "bad_rows")
+
+    def __init__(
+        self, directory: str | os.PathLike, values: dict[str, Any], names: Sequence[str] = ()
+    ) -> None:
+        super().__init__(directory, values)
+        self._names = list(names)
+
+    @classmethod
+    def planned(
+        cls, directory: str, name: str, file_format: str, num_shards: int, plan: Mapping[str, Any]
+    ) -> Self:
+        """Build the manifest before any shard is written.
+
+        The names of the files begin with `name`, such as "predictions". `plan` is all that
+        determines the content of the shards, as JSON values: "settings", "model", "input" and
+        "versions".
+        """
+        values = {"complete": False, "rows": 0, "bad_rows": 0, "plan": dict(plan), "shards": []}
+        return cls(directory, values, shard_names(name, num_shards, file_format))
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike) -> Self:
+        """Read the manifest of a directory; see `ShardManifest.load`."""
+        path = os.path.join(directory, NAME)
+        try:
+            values = format_versions.without_version(read_json_object(path), path, _FIELDS)
+            plan = field(values, "plan", dict, path)
+            for name in ("settings", "versions"):
+                field(plan, name, dict, path)
+            for name in ("model", "input"):
+                field(plan, name, list, path)
+            field(values, "complete", bool, path)
+            for entry in field(values, "shards", list, path):
+                cls.check_entry(entry, path)
+        except UserError as error:
+            raise UserError(f"{error}; name a new --output_dir") from None
+        return cls(directory, values)
+
+    @property
+    def shard_names(self) -> list[str]:
+        """File names of all shards of a planned manifest."""
+        return self._names
+
+    @property
+    def _planned(self):
+        return self._values["plan"]
+
+    def check_same_plan(self, planned: Self) -> None:
+        """Check settings, model and rows; see `ShardManifest.check_same_plan`."""
+        before, now = self.plan, planned.plan
+        format_versions.check_same_settings(self.directory, before["settings"], now["settings"], {})
+        for name, what in (("model", "the model"), ("input", "--input: the rows")):
+            if before[name] != now[name]:
+                raise UserError(
+                    f"{what}: not the same as when {self.directory} was created; name a new "
+                    "--output_dir"
+                )
+
+    @property
+    def total(self) -> int:
+        """Number of rows of all shards."""
+        return sum(of["rows"] for of in self.plan["input"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputJob(abc.ABC):
+    """A model and what it computes for each row. It is pickled.
+
+    Attributes:
+        batch_size: Rows per batch.
+        file_format: "jsonl" or "parquet"; of a model with one output, a vector, also "npy", which
+            allows no bad rows.
+    """
+
+    batch_size: int
+    file_format: str
+
+    name: ClassVar[str]  # First part of the names of the files.
+
+    @property
+    @abc.abstractmethod
+    def model_files(self) -> list[str]:
+        """Files whose content determines the outputs."""
+
+    @abc.abstractmethod
+    def rows(self, path: str) -> Iterable[Any]:
+        """Return the rows of a file, some of them `BadRow`s, without importing TensorFlow."""
+
+    @abc.abstractmethod
+    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
+        """Load the model.
+
+        Returns:
+            What it computes; and the name of the TensorFlow dtype, and the number of list levels,
+            by name of the output.
+        """
+
+    def open(self) -> WriteShard:
+        """Load the model and return the function that writes a shard."""
+        return functools.partial(self._write, *self.load())
+
+    def _write(self, outputs, types, number, path, spans):
+        count = bad = 0
+
+        def pairs() -> Iterator[tuple[Any, dict[str, Any] | BadRow]]:
+            nonlocal count, bad
+            for batch in outputs_of_rows(_rows_of(spans, self.rows), outputs, self.batch_size):
+                for row, output in batch:
+                    count += 1
+                    bad += isinstance(output, BadRow)
+                    yield row, output
+
+        def lines() -> Iterator[dict[str, Any]]:
+            for row, output in pairs():
+                of_row = {"error": output.message} if isinstance(output, BadRow) else output
+                yield {"row": row.location, **of_row}
+
+        with files.atomic_bytes_writer(path) as stream:
+            if self.file_format == "parquet":
+                write_parquet(stream, path, lines(), types)
+            elif self.file_format == "npy":
+                write_array(stream, pairs(), sum(rows for *_, rows in spans))
+            else:
+                for line in lines():
+                    stream.write(_json_line(line).encode())
+        return {
+            "file": os.path.basename(path),
+            "rows": count,
+            "bad_rows": bad,
+            "bytes": files.stamp(path)[0],
+            "sha256": files.sha256(path),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictionJob(OutputJob):
+    """The predictions of a run or of a published version.
+
+    Attributes:
+        model: Directory of the run or of the version.
+        task: Values of its task.json.
+        checkpoint: Name of the checkpoint of the run; `None` for a version.
+    """
+
+    model: str
+    task: Mapping[str, Any]
+    checkpoint: str | None = None
+
+    name = "predictions"
+
+    @property
+    def model_files(self) -> list[str]:
+        """The files of the version, or of the checkpoint and what its run has for it."""
+        if self.checkpoint is None:
+            return _all_files(self.model)
+        names = ("config.json", "task.json", "vocab.txt")
+        return [
+            *_all_files(os.path.join(self.model, "checkpoints", self.checkpoint)),
+            *filter(files.exists, (os.path.join(self.model, name) for name in names)),
+        ]
+
+    def rows(self, path: str) -> Iterable[Any]:
+        """Return the rows of a file in a format of the task."""
+        return read_rows_of(self.task, path, labelled=False)
+
+    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
+        """Load the model; see `OutputJob`."""
+        import_tensorflow()
+        from bert_tf.train.distribution import use_precision
+        from tasks.graph.pipeline import PublishedModel
+        from tasks.model.loading import load_model
+
+        serving: Serving
+        if self.checkpoint is None:
+            serving = PublishedModel(self.model)
+        else:
+            use_precision("float32")
+            serving = load_model(self.model, checkpoint=self.checkpoint).serving
+        return functools.partial(predict_batch, serving), serving.output_types()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorJob(OutputJob):
+    """The vectors of a pretrained encoder.
+
+    `model` is any source of weights (`bert_tf.weights.sources`); the other fields are values of the
+    flags of bert-tf extract.
+    """
+
+    model: str
+    columns: tuple[str, ...] = ("text",)
+    unescape_html: bool = False
+    layers: str | None = None
+    pooling: str | None = None
+    per_token: bool = False
+    max_seq_length: int | None = None
+    do_lower_case: bool | None = None
+    prompt: str | None = None
+
+    name = "vectors"
+
+    @property
+    def model_files(self) -> list[str]:
+        """The files of the directory, or of the prefix of a TensorFlow checkpoint."""
+        if os.path.isdir(self.model):
+            return _all_files(self.model)
+        return sorted(glob.glob(f"{glob.escape(self.model)}*"))
+
+    def rows(self, path: str) -> Iterable[Any]:
+        """Return the rows of a file with the columns."""
+        return read_rows(path, self.columns, self.unescape_html)
+
+    def embedder(self) -> TextEmbedder:
+        """Load the encoder."""
+        from bert_tf.weights.sources import read_pretrained
+
+        return create_embedder(
+            read_pretrained(self.model, self.do_lower_case),
+            self.layers,
+            self.pooling,
+            self.max_seq_length,
+            len(self.columns),
+            self.prompt,
+        )
+
+    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
+        """Load the encoder; see `OutputJob`."""
+        import_tensorflow()
+        types = {"tokens": ("string", 1), "vectors": ("float32", 2)}
+        return (
+            functools.partial(self._outputs, self.embedder()),
+            types if self.per_token else {"vector": ("float32", 1)},
+        )
+
+    def _outputs(self, embedder, rows):
+        """Return the vector of each row as an array, or its tokens and their vectors as lists."""
+        in_order = [[row.texts[column] for row in rows] for column in self.columns]
+        texts = dict(zip(embedder.task.input_names, in_order, strict=True))
+        if not self.per_token:
+            return [{"vector": vector_D} for vector_D in embedder.predict(texts)]
+        return [
+            {"tokens": tokens, "vectors": vectors_LD.tolist()}
+            for tokens, vectors_LD in embedder.token_vectors(texts)
+        ]
+
+    def extract(
+        self,
+        embedder: TextEmbedder,
+        input_path: str,
+        output_path: str | os.PathLike,
+        log: Callable[[str], None],
+    ) -> tuple[int, int]:
+        """Write the vectors of the rows of a file, in order, atomically.
+
+        Args:
+            embedder: The loaded encoder.
+            input_path: .csv, .tsv or .jsonl file.
+            output_path: A .npy file gets an array, float32 (rows, D); a .jsonl file gets one
+                {"vector": [...]} or {"tokens": [...], "vectors": [[...], ...]} per line, or
+                {"error": ...} for a bad row, and for one whose vector is not finite.
+            log: Callable that takes log lines.
+
+        Returns:
+            Number of rows, and number of bad rows among them.
+
+        Raises:
+            UserError: A row is bad and the output is .npy, raised before any computation; or a
+                vector for a .npy file is not finite.
+        """
+        is_array = str(output_path).endswith(".npy")
+
+        def rows():
+            return raise_bad_rows(self.rows(input_path)) if is_array else self.rows(input_path)
+
+        count = sum(1 for _ in rows())  # The header of .npy contains it.
+        outputs = functools.partial(self._outputs, embedder)
+        found = outputs_with_progress(rows(), count, outputs, self.batch_size, log)
+        if not is_array:
+            return write_lines(output_path, found)
+        with files.atomic_bytes_writer(output_path) as stream:
+            if write_array(stream, found, count) != count:
+                raise UserError(
+                    f"{output_path}: not written: the input changed while it was read; rerun"
+                )
+        return count, 0
+
+
+def _all_files(directory):
+    return [
+        os.path.join(directory, name) for name in sorted(files.walk(directory)) if name[-1] != "/"
+    ]
+
+
+def _rows_of(spans, rows):
+    """Yield the rows of a shard. Rows before them in a file are read and skipped."""
+    for path, first, expected in spans:
+        found = 0
+        for row in itertools.islice(rows(path), first, first + expected):
+            found += 1
+            yield row
+        if found < expected:
+            raise UserError(f"{path}: was changed while it was read; rerun the command")
+
+
+def spans(counts: Sequence[tuple[str, int]], number: int, num_shards: int) -> list[Span]:
+    """Return the rows of a shard: consecutive ones, in the order of the files.
+
+    The sizes of shards differ by at most one row. `counts` are path and number of rows of each
+    file; shards are numbered from 0.
+    """
+    total = sum(count for _, count in counts)
+    begin, end = (total * index // num_shards for index in (number, number + 1))
+    found, offset = [], 0
+    for path, count in counts:
+        first, last = max(begin - offset, 0), min(end - offset, count)
+        if first < last:
+            found.append((path, first, last - first))
+        offset += count
+    return found
+
+
+def write_output_shards(
+    job: OutputJob,
+    settings: OutputSettings,
+    pattern: str,
+    recorded: dict[str, Any],
+    log: Callable[[str], None],
+) -> tuple[int, int]:
+    """Write the output shards of a job, or those that are still missing.
+
+    Args:
+        job: The job.
+        settings: Directory, number of shards, and where the workers run.
+        pattern: Glob of the input files.
+        recorded: Settings that determine the content of the shards, by flag.
+        log: Receives lines of progress.
+
+    Returns:
+        (number of rows, number of bad rows).
+
+    Raises:
+        UserError: If the rows cannot be read, or if the directory contains other shards.
+    """
+    directory = settings.output_dir
+    assert directory is not None
+    stamps = {path: files.stamp(path) for path in settings.input_files(pattern)}
+    log(f"counting the rows of {len(stamps)} files")
+    counts = [(path, sum(1 for _ in job.rows(path))) for path in stamps]
+    total = sum(count for _, count in counts)
+    if settings.num_shards > total:
+        raise UserError(
+            f"--num_shards={settings.num_shards}: more than the {total} rows; use "
+            f"--num_shards={total} or less"
+        )
+    plan = {
+        "settings": {**recorded, "num_shards": settings.num_shards},
+        "model": [files.sha256(path) for path in job.model_files],
+        "input": [
+            {"file": path, "rows": count, "sha256": files.sha256(path)} for path, count in counts
+        ],
+        "versions": versions(("bert_tf", "tensorflow", "tensorflow-text")),
+    }
+    num_shards = settings.num_shards
+    manifest = OutputManifest.planned(directory, job.name, job.file_format, num_shards, plan)
+    check_directory(directory)
+    with sole_writer(directory):
+        manifest.write_missing(
+            job.open, lambda number: spans(counts, number, num_shards), stamps, settings, log
+        )
+    return sum(of["rows"] for of in manifest.shards), sum(of["bad_rows"] for of in manifest.shards)

@@ -1,1 +1,0 @@
-"""Question answering by a span of a context."""

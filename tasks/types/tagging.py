@@ -1,0 +1,721 @@
+"""Tagging: entities of a text, one BIO label per token (Devlin et al. 2019, 5.3; no CRF).
+
+Labels come from the words of a column file or from character spans. A text that is too long is
+split into windows; each of its tokens is trained, scored and predicted in the window with most
+context.
+
+The first wordpiece of each basic token carries a label. Basic tokens are the tokenizer's output
+before WordPiece: a run of letters and digits, or one punctuation mark ("U.S." has four, "Anna's"
+three). The same rule holds for training on both kinds of file and for serving:
+
+    Every basic token has a label; an entity is a run of basic tokens joined by BIO; it covers the
+    characters from the start of the first to the end of the last. Other wordpieces have no label.
+
+The rule must not depend on spaces, because BERT does not see them: "(Berlin)" and "( Berlin )" have
+the same ids. Devlin et al. 2019, 5.3 label the first wordpiece of each word, which is equal for
+words of one basic token. In longer words ("U.S.", "@user"), the other basic tokens are labelled as
+the continuation of the word's entity, because serving knows no words and must return "U.S." as one
+entity. If the word is O, they are excluded from the loss: training on O for the name in "@ann" cost
+five points of F1 on tweets. Metrics use the first wordpiece of each word only, as in the paper.
+
+Limits: in raw text, entities may be predicted inside a word that a column file labels O ("@ann");
+an entity cannot end inside a basic token ("Berlin" in "Berliner"); and column files that split
+basic tokens ("do n't", "can not") have other tokens than the raw text.
+
+Shape suffixes: B or S texts (sentences), W windows of all texts, (L) tokens of a window (ragged), L
+tokens of the longest window or more, N words, T tokens and K basic tokens of all texts, M entities
+of all texts, E entities of the text that has most, V vocabulary entries, C labels, Y entity types.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
+from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
+from tasks.base.plots import MAX_LABELS, Plot, draw_bars
+from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described, top2_gap
+from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.readers.memory import as_list, named, without_axis
+from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
+from tasks.data.readers.tagged import Entity, WordTags, entities_of, to_bio
+from tasks.data.windows import Windows, pack_windows
+from tasks.graph.heads import TokenModel
+from tasks.metrics.entities import entity_scores, strict_f1
+from tasks.model.task_model import TaskModel
+
+NO_LABEL = -1
+FEW_TYPES = 20  # With more entity types there are no metrics per type.
+
+
+def entity_type(tag: str, location: str) -> str | None:
+    """Return the type of a BIO tag, "PER" of "B-PER", or None for "O".
+
+    Raises UserError, prefixed with `location`, if the tag is malformed.
+    """
+    prefix, _, name = tag.partition("-")
+    if tag != "O" and (prefix not in ("B", "I") or not name):
+        raise UserError(f"{location}: tag {tag!r}: expected O, B-TYPE or I-TYPE")
+    return name or None
+
+
+class BioLabels:
+    """BIO labels of a task: "O" first, then B- and I- of each type.
+
+    Attributes:
+        labels: Names of the C labels.
+        types: Names of the Y entity types.
+        type_C: int32, index of each label's type, -1 for O.
+        is_begin_C: bool, whether the label is a B- label.
+        inside_C: int32, id of the label that continues each label's entity.
+        begin_Y: int32, id of the B- label of each type.
+    """
+
+    def __init__(self, labels: Iterable[str], location: str = "labels"):
+        """Check and index the labels; UserErrors are prefixed with `location`."""
+        self.labels = tuple(labels)
+        names = [entity_type(label, location) for label in self.labels]
+        self.types = tuple(dict.fromkeys(name for name in names if name))
+        expected = [f"{prefix}-{name}" for name in self.types for prefix in "BI"]
+        if not expected or self.labels[0] != "O" or sorted(self.labels[1:]) != sorted(expected):
+            raise UserError(
+                f"{location}: {', '.join(self.labels)}: expected O first, then B- and I- of each "
+                "type, without duplicates"
+            )
+        ids = {label: number for number, label in enumerate(self.labels)}
+        types = {None: -1} | {name: number for number, name in enumerate(self.types)}
+        self.type_C = np.array([types[name] for name in names], np.int32)
+        self.is_begin_C = np.array([label.startswith("B-") for label in self.labels])
+        self.inside_C = np.array([ids[f"I-{name}" if name else "O"] for name in names], np.int32)
+        self.begin_Y = np.array([ids[f"B-{name}"] for name in self.types], np.int32)
+
+    @classmethod
+    def of_names(cls, names: Sequence[str], location: str = "labels") -> "BioLabels":
+        """Create the labels of entity types in their order; with O they are complete BIO labels."""
+        if "O" in names:
+            return cls(names, location)
+        return cls(("O", *(f"{prefix}-{name}" for name in names for prefix in "BI")))
+
+
+class TokenLabels(NamedTuple):
+    """Labels of tokens, and the words that metrics are computed on.
+
+    Attributes:
+        labels: int32 `(T,)`, label ids, NO_LABEL for unlabelled tokens.
+        firsts: int64 `(N,)`, index of the first token of each word, -1 if the word has no token
+            (for example a control character).
+        splits: int64 `(S + 1,)`, row splits of the words by text.
+    """
+
+    labels: np.ndarray
+    firsts: np.ndarray
+    splits: np.ndarray
+
+
+def first_pieces(vocabulary: Vocabulary) -> np.ndarray:
+    """Return bool `(V,)`, whether an entry begins a basic token, that is, has no "##"."""
+    return np.array([not entry.startswith("##") for entry in vocabulary.entries])
+
+
+def label_words(
+    bio: BioLabels,
+    texts: Sequence[str],
+    tokens: Tokens,
+    words: Sequence[Sequence[str]],
+    label_ids_N: np.ndarray,
+    is_first_T: np.ndarray,
+) -> TokenLabels:
+    """Label the tokens of texts by their words, of a column file, which one space joins.
+
+    "U.S." with B-LOC becomes U B-LOC, "." I-LOC, S I-LOC, "." I-LOC; with O, it becomes U O and no
+    label for the rest. `is_first_T` marks the first wordpieces of basic tokens.
+    """
+    basic = np.flatnonzero(is_first_T)
+    starts_T, _ = _end_to_end(texts, tokens)
+    splits = _splits(list(map(len, words)))
+    sizes_N = np.array([len(word) + 1 for of_text in words for word in of_text], np.int64)
+    # The last word of a text has no space after it.
+    has_words_S = np.diff(splits) > 0
+    missing_S = np.cumsum(has_words_S) - has_words_S
+    word_starts_N = np.cumsum(sizes_N) - sizes_N - np.repeat(missing_S, np.diff(splits))
+    word_of_basic = np.searchsorted(word_starts_N, starts_T[basic], "right") - 1
+    labelled_words, first = np.unique(word_of_basic, return_index=True)
+
+    labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
+    inside = bio.inside_C[label_ids_N[word_of_basic]]
+    # In "@ann", labelled O, "ann" looks like a name; training on O would teach that it is none.
+    labels_T[basic] = np.where(inside == 0, NO_LABEL, inside)
+    labels_T[basic[first]] = label_ids_N[labelled_words]
+    firsts_N = np.full(len(label_ids_N), -1, np.int64)
+    firsts_N[labelled_words] = basic[first]
+    return TokenLabels(labels_T, firsts_N, splits)
+
+
+def label_spans(
+    bio: BioLabels,
+    texts: Sequence[str],
+    tokens: Tokens,
+    spans: Sequence[Sequence[tuple[int, int, str]]],
+    is_first_T: np.ndarray,
+) -> tuple[TokenLabels, int, int]:
+    """Label tokens by character spans; each basic token counts as a word.
+
+    An entity is assigned every basic token that it overlaps.
+
+    Args:
+        bio: The task's labels.
+        texts: S strings.
+        tokens: Tokens of the texts, with offsets.
+        spans: Per text, non-overlapping (start, end, type) in characters, sorted by start.
+        is_first_T: bool, whether a token is the first wordpiece of a basic token.
+
+    Returns:
+        The labels; the number of entities that started or ended inside a basic token and were
+        extended to it; and the number of those without a basic token of their own: only spaces, or
+        part of a basic token of another entity.
+    """
+    starts_T, ends_T = _end_to_end(texts, tokens)
+    basic = np.flatnonzero(is_first_T)
+    starts = starts_T[basic]
+    ends = np.maximum.reduceat(ends_T, basic) if len(basic) else ends_T
+
+    entities = _entities(bio, texts, spans)
+    first, after = _overlapped(entities, starts, ends)
+    kept = first < after
+    entities, first, after = entities[kept], first[kept], after[kept]
+    is_widened = (starts[first] < entities[:, 0]) | (ends[after - 1] > entities[:, 1])
+
+    labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
+    labels_T[basic] = _bio_labels(bio, entities[:, 2], first, after, len(basic))
+    splits = np.searchsorted(basic, tokens.ids.row_splits.numpy())
+    labels = TokenLabels(labels_T, basic, splits)
+    return labels, int(is_widened.sum()), int(np.sum(~kept))
+
+
+def _entities(bio, texts, spans):
+    """Return (start, end, type) of all entities, int64 `(M, 3)`, in the concatenated texts."""
+    types = {name: number for number, name in enumerate(bio.types)}
+    rows = [
+        (begin + start, begin + end, types[name])
+        for begin, of_text in zip(_begins(texts).tolist(), spans, strict=True)
+        for start, end, name in of_text
+    ]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _overlapped(entities, starts, ends):
+    """Return each entity's first basic token and the one after its last; equal if it has none."""
+    first = np.searchsorted(ends, entities[:, 0], "right")
+    after = np.searchsorted(starts, entities[:, 1], "left")
+    first[1:] = np.maximum(first[1:], after[:-1])  # The earlier entity gets a shared basic token.
+    return first, np.maximum(first, after)
+
+
+def _bio_labels(bio, types, first, after, num_basic):
+    """Return the label id of each basic token."""
+    labels = np.zeros(num_basic, np.int32)
+    begin_ids, sizes = bio.begin_Y[types], after - first
+    offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    labels[np.repeat(first, sizes) + offsets] = np.repeat(bio.inside_C[begin_ids], sizes)
+    labels[first] = begin_ids
+    return labels
+
+
+def word_predictions(
+    bio: BioLabels, predictions_T: np.ndarray, labelled: TokenLabels
+) -> list[list[str]]:
+    """Return one list of tags per text, one tag per word of `labelled`; "O" without a token."""
+    outside = np.append(predictions_T, 0)  # Index -1 of `firsts` then selects O.
+    tags_N = np.array(bio.labels, object)[outside[labelled.firsts]].tolist()
+    splits = labelled.splits.tolist()
+    return [tags_N[start:end] for start, end in itertools.pairwise(splits)]
+
+
+def _end_to_end(texts, tokens):
+    """Return token offsets (starts, ends) within the concatenated texts."""
+    begins_T = np.repeat(_begins(texts), tokens.ids.row_lengths().numpy())
+    starts_T, ends_T = (
+        begins_T + ragged.flat_values.numpy() for ragged in (tokens.starts, tokens.ends)
+    )
+    return starts_T, ends_T
+
+
+def _begins(texts):
+    """Return the offset of each text within the concatenated texts, int64 `(S,)`."""
+    return _splits([len(text) for text in texts])[:-1]
+
+
+def _splits(lengths):
+    return np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
+
+
+def entities(
+    texts: tf.Tensor, windows: Windows, logits: tf.Tensor, bio: BioLabels
+) -> dict[str, tf.Tensor]:
+    """Return the entities of each text, in order, from logits `(W, L, C)`.
+
+    Basic tokens get their most probable label. An I- label that continues no entity of its type
+    starts an entity, as in conlleval and seqeval.
+
+    Returns:
+        Dict of `entity_text` and `entity_type`, string `(B, E)`, padded with ""; `entity_start` and
+        `entity_end`, int32 `(B, E)`, character offsets such that text[start:end] == entity_text in
+        Python, padded with -1; `entity_score`, float32 `(B, E)`, mean probability of the labels of
+        the entity's basic tokens, padded with -1; `num_entities`, int32 `(B,)`.
+    """
+    positions_T, example_T = _best_positions(windows)
+    is_first_T = _of_tokens(windows.is_first, positions_T)
+    basic = tf.where(is_first_T)[:, 0]
+    basic_of_T = tf.cumsum(tf.cast(is_first_T, tf.int32)) - 1
+    example_K, position_K = tf.gather(example_T, basic), tf.gather(positions_T, basic)
+    start_K = _of_tokens(windows.packed.starts, position_K)
+    end_K = tf.math.unsorted_segment_max(
+        _of_tokens(windows.packed.ends, positions_T), basic_of_T, tf.size(basic)
+    )
+    logits_KC = tf.cast(_at_positions(windows, logits, position_K), tf.float32)
+    probability_K = tf.reduce_max(tf.nn.softmax(logits_KC), axis=-1)
+    # Argmax of logits, as in the metrics: two logits may round to the same float32 probability.
+    label_K = tf.argmax(logits_KC, axis=-1)
+    # NaN would be the first label, which is often O: entities with a score of NaN show it.
+    label_K = tf.where(probability_K >= 0, label_K, np.argmax(bio.type_C >= 0))
+    type_K = tf.gather(bio.type_C, label_K)
+
+    continues = (type_K[1:] == type_K[:-1]) & (example_K[1:] == example_K[:-1])
+    continues = tf.concat([tf.zeros_like(type_K[:1], tf.bool), continues], axis=0)
+    is_inside_K = type_K >= 0
+    begins_K = is_inside_K & (tf.gather(bio.is_begin_C, label_K) | ~continues)
+    begin = tf.where(begins_K)[:, 0]
+    entity_K = tf.where(is_inside_K, tf.cumsum(tf.cast(begins_K, tf.int32)) - 1, -1)  # -1: none.
+    start_M, example_M = tf.gather(start_K, begin), tf.gather(example_K, begin)
+    end_M = tf.math.unsorted_segment_max(end_K, entity_K, tf.size(begin))
+    score_M = tf.math.unsorted_segment_mean(probability_K, entity_K, tf.size(begin))
+    num_texts = tf.size(texts, tf.int64)
+
+    def of_texts(values_M, padding):
+        ragged = tf.RaggedTensor.from_value_rowids(values_M, example_M, num_texts, validate=False)
+        return ragged.to_tensor(padding)
+
+    return {
+        "entity_text": of_texts(cut_disjoint(texts, example_M, start_M, end_M), ""),
+        "entity_type": of_texts(tf.gather(bio.types, tf.gather(type_K, begin)), ""),
+        "entity_start": of_texts(start_M, -1),
+        "entity_end": of_texts(end_M, -1),
+        "entity_score": of_texts(score_M, -1.0),
+        "num_entities": tf.math.unsorted_segment_sum(
+            tf.ones_like(example_M, tf.int32), example_M, num_texts
+        ),
+    }
+
+
+def cut_disjoint(
+    texts: tf.Tensor, text_M: tf.Tensor, start_M: tf.Tensor, end_M: tf.Tensor
+) -> tf.Tensor:
+    """Return substrings that overlap little, between character offsets.
+
+    Characters are counted as in the tokenizer: invalid UTF-8 counts as in bytes.decode("utf-8",
+    "replace"). Memory grows with the characters of the texts and of the substrings.
+
+    Args:
+        texts: string `(B,)`.
+        text_M: int `(M,)`, index of each substring's text.
+        start_M: int `(M,)`, first character.
+        end_M: int `(M,)`, character after the last.
+
+    Returns:
+        string `(M,)`.
+    """
+    codes = tf.strings.unicode_decode(texts, "UTF-8", errors="replace")
+    begin_M = tf.gather(codes.row_starts(), text_M)
+    positions = tf.ragged.range(
+        begin_M + tf.cast(start_M, tf.int64), begin_M + tf.cast(end_M, tf.int64)
+    )
+    return tf.strings.unicode_encode(tf.gather(codes.flat_values, positions), "UTF-8")
+
+
+def min_top2_gap(windows: Windows, logits: tf.Tensor, num_texts: int | tf.Tensor) -> tf.Tensor:
+    """Return the smallest gap of probability between a token's two best labels, per text.
+
+    Logits are `(W, L, C)`; the result is `(num_texts,)`, inf for texts without tokens.
+    """
+    positions_T, example_T = _best_positions(windows)
+    gap_T = top2_gap(tf.nn.softmax(_at_positions(windows, logits, positions_T)))
+    min_gap = tf.math.unsorted_segment_min(gap_T, example_T, num_texts)
+    return tf.where(min_gap > 1, float("inf"), min_gap)
+
+
+def in_windows(windows: Windows, labels_T: np.ndarray | tf.Tensor) -> tf.RaggedTensor:
+    """Scatter the labels of the texts' tokens, int32 `(T,)`, to windows, ragged `(W, (L))`.
+
+    Positions without is_max_context get NO_LABEL, so that a token of two windows counts once.
+    """
+    positions_T, _ = _best_positions(windows)
+    ids = windows.packed.input_ids
+    labels = tf.fill([tf.size(ids.flat_values)], NO_LABEL)
+    return ids.with_flat_values(
+        tf.tensor_scatter_nd_update(labels, positions_T[:, tf.newaxis], labels_T)
+    )
+
+
+def in_text_order(windows: Windows, values: np.ndarray | tf.Tensor) -> tf.Tensor:
+    """Gather values `(W, L, ...)` of the texts' tokens, `(T, ...)`, from their best windows."""
+    return _at_positions(windows, values, _best_positions(windows)[0])
+
+
+def texts_tokens(windows: Windows, num_texts: int) -> tuple[Tokens, tf.Tensor]:
+    """Return the tokens of the texts, with offsets, from their windows; and is_first, `(T,)`."""
+    positions_T, example_T = _best_positions(windows)
+    packed = windows.packed
+
+    def uncut(ragged):
+        return tf.RaggedTensor.from_value_rowids(
+            _of_tokens(ragged, positions_T), example_T, num_texts
+        )
+
+    tokens = Tokens(*map(uncut, (packed.input_ids, packed.starts, packed.ends)))
+    return tokens, _of_tokens(windows.is_first, positions_T)
+
+
+def _best_positions(windows):
+    """Return each text token's index into the windows' flat tokens, and its text, int64 (T,)."""
+    position = tf.where(windows.is_max_context.flat_values)[:, 0]
+    window, in_window = _coordinates(windows, position)
+    example_W, begin_W, offset_W = (
+        tf.cast(values, tf.int64)
+        for values in (windows.example_W, windows.begin_W, windows.offset_W)
+    )
+    example = tf.gather(example_W, window)
+    num_examples = tf.reduce_max(tf.concat([[-1], example], axis=0)) + 1
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(example), example, num_examples)
+    number = (
+        tf.gather(tf.cumsum(counts, exclusive=True), example)
+        + tf.gather(begin_W - offset_W, window)
+        + in_window
+    )
+    order = tf.math.invert_permutation(number)
+    return tf.gather(position, order), tf.gather(example, order)
+
+
+def _of_tokens(ragged, position):
+    """Gather values of windows, ragged `(W, (L))`, at indices into their flat tokens."""
+    return tf.gather(ragged.flat_values, position)
+
+
+def _coordinates(windows, position):
+    """Convert indices into the windows' flat tokens to (window, position in it), int64."""
+    window = tf.gather(windows.is_max_context.value_rowids(), position)
+    return window, position - tf.gather(windows.is_max_context.row_starts(), window)
+
+
+def _at_positions(windows, values, position):
+    return tf.gather_nd(values, tf.stack(_coordinates(windows, position), axis=-1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaggingTask(Task):
+    """Entity tagging; an example's label is `WordTags` or a list of entities."""
+
+    labels: tuple[str, ...]  # BIO tags, O first.
+    doc_stride: int = described("tokens between the starts of the windows of a longer text")
+    text_column: str = "text"  # In tables.
+
+    kind = "tagging"
+    description = "Extracts the entities of a text: their text, type and position."
+    outputs = {
+        "entity_text": OutputSpec("text of each entity, as in the input"),
+        "entity_type": OutputSpec("type of each entity"),
+        "entity_start": OutputSpec("start of each entity, in characters; -1 for padding"),
+        "entity_end": OutputSpec("end of each entity (exclusive), in characters; -1 for padding"),
+        "entity_score": OutputSpec("confidence of each entity, from 0 to 1; -1 for padding"),
+        "num_entities": OutputSpec("number of entities; entries after it are padding"),
+    }
+    best_metric = "f1"
+    input_names = ("text",)
+    has_lists_of_labels = True
+    has_windows = True
+    needs_offsets = True
+    accuracies = ("tag",)
+    losses = {"tag": softmax_cross_entropy}
+    soft_losses = {"tag": softmax_divergence}
+
+    @classmethod
+    def from_data(
+        cls,
+        data: Source | FileRows,
+        *,
+        max_seq_length: int,
+        labels: Sequence[str] = (),
+        doc_stride: int | None = None,
+        text_columns: Sequence[str] = ("text",),
+        **options: Any,
+    ) -> Self:
+        """Create the task from a training file, by default with its entity types, sorted.
+
+        `labels` are entity types, or BIO tags with O; `doc_stride` is half a window by default.
+        Raises UserError if the file contains no entity.
+        """
+        (text_column,) = text_columns
+        task = cls(
+            max_seq_length=max_seq_length,
+            labels=(),
+            doc_stride=doc_stride or max((max_seq_length - 2) // 2, 1),
+            text_column=text_column,
+            **options,
+        )
+        found = set()
+        for row in raise_bad_rows(task.iter_rows(data, labelled=True)):
+            found |= _types(row.label)
+        if not found:
+            raise UserError(f"{data}: expected at least one entity to train on, received none")
+        names = tuple(map(as_label, labels)) or sorted(found)
+        return dataclasses.replace(task, labels=BioLabels.of_names(names, "--labels").labels)
+
+    @classmethod
+    def from_options(
+        cls,
+        *,
+        max_seq_length: int,
+        labels: Sequence[str] = (),
+        doc_stride: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Create the task from entity types, or from BIO tags with O."""
+        names = [as_label(str(label)) for label in as_list(labels, "labels")]
+        if not names:
+            raise UserError("labels: expected entity types, in a list, received none")
+        return cls(
+            max_seq_length=max_seq_length,
+            labels=BioLabels.of_names(names).labels,
+            doc_stride=doc_stride or max((max_seq_length - 2) // 2, 1),
+            **options,
+        )
+
+    @functools.cached_property
+    def bio(self) -> BioLabels:
+        """The labels as `BioLabels`."""
+        return BioLabels(self.labels)
+
+    def summary(self) -> str:
+        """Return the entity types, for the log."""
+        return f"; entities {', '.join(self.bio.types)}"
+
+    def columns(self, x: Any) -> dict[str, list]:
+        """Return texts by input name; lists of words are joined by spaces."""
+        columns = named(x, self.input_names)
+        rows = as_list(without_axis(columns["text"]), "text")
+        return super().columns(
+            {"text": [_joined(row, f"x: text[{n}]") for n, row in enumerate(rows)]}
+        )
+
+    def encode_labels(
+        self,
+        values: Sequence[Any],
+        texts: Mapping[str, Sequence[Any]],
+        what: str = "y[{}]",
+        is_batch: bool = False,
+    ) -> list:
+        """Convert the labels of rows; see `Task.encode_labels`.
+
+        All rows have entities, or all have a tag per word; [] may be either.
+        """
+        labels = super().encode_labels(values, texts, what, is_batch)
+        if not any(isinstance(label, WordTags) for label in labels):
+            return labels
+        for row, label in enumerate(labels):
+            if not isinstance(label, WordTags):
+                if label or texts["text"][row]:
+                    raise UserError(
+                        f"{what.format(row)}: expected a tag per word, as in other rows, received "
+                        f"{values[row]!r:.80}"
+                    )
+                labels[row] = WordTags([], [])
+        return labels
+
+    def encode_label(self, value: Any, texts: Mapping[str, Any]) -> WordTags | list[Entity]:
+        """Return entities, given as dicts with start, end and type, or one tag per word."""
+        label: WordTags | list[Entity]
+        if isinstance(value, WordTags):
+            label = value
+        elif (value := as_list(value, "label")) and all(isinstance(tag, str) for tag in value):
+            words = texts["text"].split(" ")
+            if len(words) != len(value):
+                raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
+            label = WordTags(words, to_bio(value))
+        else:
+            label = entities_of({"entities": value}, len(texts["text"]))
+        return self.label_of(label)
+
+    def label_of(self, label: WordTags | list[Entity]) -> WordTags | list[Entity]:
+        """Return the label; raises ValueError at an entity type that the task does not have."""
+        unknown = sorted(_types(label).difference(self.bio.types))
+        if unknown:
+            known = ", ".join(self.bio.types)
+            raise ValueError(f"entity type {unknown[0]!r:.80}: expected one of {known}")
+        return label
+
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
+        """Tokenize texts into overlapping windows; `is_first` marks tokens that have labels."""
+        tokens = tokenize(texts["text"])
+        windows = pack_windows(None, tokens, vocabulary, self.max_seq_length, self.doc_stride)
+        ids = windows.packed.input_ids
+        is_first = tf.gather(tf.constant(first_pieces(vocabulary)), ids.flat_values)
+        return windows._replace(is_first=ids.with_flat_values(is_first))
+
+    def targets(
+        self, examples: Examples, windows: Windows
+    ) -> tuple[dict[str, tf.RaggedTensor], dict[str, tf.RaggedTensor]]:
+        """Return label ids and weights per token, ragged `(W, (L))`.
+
+        The weight is 1 at labelled tokens in their window of most context, otherwise 0.
+        """
+        # Labels are negative at tokens without a label and outside the window of most context.
+        labels = in_windows(windows, self.token_labels(examples, windows)[0].labels)
+        return (
+            {"tag": tf.maximum(labels, 0)},
+            {"tag": labels.with_flat_values(tf.cast(labels.flat_values >= 0, tf.float32))},
+        )
+
+    def soft_weights(self, windows: Windows, num_samples: int) -> dict[str, tf.RaggedTensor]:
+        """Return 1 at the first token of each word, in its window of most context, otherwise 0."""
+        assert windows.is_first is not None and windows.is_max_context is not None
+        is_counted = windows.is_first.flat_values & windows.is_max_context.flat_values
+        return {"tag": windows.is_first.with_flat_values(tf.cast(is_counted, tf.float32))}
+
+    def build_model(self, config: BertConfig, dtype: str = "float32") -> TokenModel:
+        """Return the encoder with one logit per token and label."""
+        return TokenModel(config, len(self.labels), name=self.kind, dtype=dtype)
+
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Count words and entities that tokens cannot represent; warn if there is no entity."""
+        _, warnings = self.token_labels(data.examples, data.windows)
+        if not any(_types(item) for item in data.examples.labels):
+            warnings.append("no row has an entity: precision, recall and F1 cannot be measured")
+        return warnings
+
+    def token_labels(self, examples: Examples, windows: Windows) -> tuple[TokenLabels, list[str]]:
+        """Return labels per token, and warnings about labels that tokens cannot represent."""
+        bio, texts, items = self.bio, examples.texts["text"], examples.labels
+        tokens, is_first_T = texts_tokens(windows, len(texts))
+        is_first_T = is_first_T.numpy()
+        if isinstance(items[0], WordTags):
+            words = [item.words for item in items]
+            numbers = {label: number for number, label in enumerate(bio.labels)}
+            ids_N = np.array([numbers[tag] for item in items for tag in item.tags], np.int32)
+            labelled = label_words(bio, texts, tokens, words, ids_N, is_first_T)
+            missing = int(np.sum(labelled.firsts < 0))
+            counts = {"words have no token; they are predicted as O": missing}
+            count = len(ids_N)
+        else:
+            labelled, num_widened, num_lost = label_spans(bio, texts, tokens, items, is_first_T)
+            counts = {
+                "entities begin or end inside a token; they are extended to all of it": (
+                    num_widened
+                ),
+                "entities have no token of their own; they are skipped": num_lost,
+            }
+            count = sum(map(len, items))
+        return labelled, [f"{n} of {count} {what}" for what, n in counts.items() if n]
+
+    def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
+        """Return the entities per text (`tasks.types.tagging.entities`)."""
+        return entities(texts["text"], windows, outputs["tag"], self.bio)
+
+    def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
+        """Return the smallest margin of any token of a text, `(B,)`."""
+        return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
+
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Keep the first `num_entities` entries of each list."""
+        return cut_lists(row, row["num_entities"])
+
+    def metric_inputs(self, outputs: Arrays) -> Arrays:
+        """Return the most likely labels `(W, L)`, int16 if possible.
+
+        The logits of a million windows would take gigabytes.
+        """
+        is_few = len(self.labels) < 2**15
+        return {"tag": np.argmax(outputs["tag"], axis=-1).astype(np.int16 if is_few else np.int32)}
+
+    def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
+        """Return entity-level F1, precision and recall, and the accuracy of tags.
+
+        Also "strict_f1", for the strict reading of tags, and "f1_TYPE" with at most FEW_TYPES
+        types.
+        """
+        gold, predicted = self._tags(data, outputs)
+        scores = entity_scores(gold, predicted)
+        hits = [
+            tag == other
+            for tags, others in zip(gold, predicted, strict=True)
+            for tag, other in zip(tags, others, strict=True)
+        ]
+        of_types = scores["types"] if len(self.bio.types) <= FEW_TYPES else {}
+        return {
+            **{name: scores[name] for name in ("f1", "precision", "recall")},
+            "strict_f1": strict_f1(gold, predicted),
+            "accuracy": float(np.mean(hits)) if hits else 0.0,
+            **{f"f1_{name}": metrics["f1"] for name, metrics in of_types.items()},
+        }
+
+    def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
+        """Return precision, recall and F1 of entities per type."""
+        types = entity_scores(*self._tags(data, outputs))["types"]
+        if not 0 < len(types) <= MAX_LABELS:
+            return {}
+        names = ("precision", "recall", "f1")
+        values = {name: [of_type[name] for of_type in types.values()] for name in names}
+        return {"entities": lambda axes: draw_bars(axes, list(types), values)}
+
+    def _tags(self, data, outputs):
+        """Return gold and predicted tags per sentence."""
+        bio, sentences = self.bio, data.examples.labels
+        labelled, _ = self.token_labels(data.examples, data.windows)
+        predictions_T = in_text_order(data.windows, outputs["tag"]).numpy()
+        predicted = word_predictions(bio, predictions_T, labelled)
+        if isinstance(sentences[0], WordTags):
+            # The file's own tags, so that entities of words without a token count as missed.
+            return [sentence.tags for sentence in sentences], predicted
+        # Spans are compared at token borders, since the model cannot predict others.
+        return word_predictions(bio, labelled.labels, labelled), predicted
+
+
+def _joined(row, what):
+    """Return a text, or the words of a list as a text."""
+    if isinstance(row, str) or not hasattr(row, "__len__"):
+        return row
+    words = as_list(row, what)
+    for word in words:
+        if not isinstance(word, str):
+            raise UserError(f"{what}: expected words, received {type(word).__name__} {word!r:.60}")
+    return " ".join(words)
+
+
+def _types(label):
+    """Return the entity types of a label."""
+    if isinstance(label, WordTags):
+        return {tag.partition("-")[2] for tag in label.tags} - {""}
+    return {name for _, _, name in label}
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class TokenClassifier(TaskModel):
+    """Tagger of entities in texts of any length.
+
+    Options of `from_pretrained`:
+        labels: Entity types, or BIO tags with O.
+        doc_stride: Tokens between the starts of two windows; by default half a window.
+
+    Labels of `fit` are, per text, a list of {"start", "end", "type"} in characters, the end
+    exclusive; or, per list of words, a list of tags.
+    """
+
+    task_class = TaggingTask
+    options = ("labels", "doc_stride")

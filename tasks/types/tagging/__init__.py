@@ -1,1 +1,0 @@
-"""Tagging of tokens."""
