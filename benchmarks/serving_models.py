@@ -22,7 +22,7 @@ import numpy as np
 import safetensors.numpy
 import tensorflow as tf
 
-from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
+from bert_tf import MODEL_SIZES, Tokenizer, UserError, Vocabulary
 from bert_tf.weights import name_map
 from bert_tf.weights.sources import PretrainedWeights
 from export.graph.saved_model import write_saved_model
@@ -36,6 +36,7 @@ SEED, MAX_LENGTH = 0, 512
 # SCALE is the standard deviation of kernels times the square root of the hidden size. It is twice
 # that of BERT-base's initialization, so that predictions differ and depend on every layer.
 SCALE, HEAD_SCALE = 1.0, 0.1
+CHECKED = 4  # Number of texts per kind with expected probabilities.
 CALIBRATION = 32  # Number of further texts per kind, for the programs that fit ranges to texts.
 # Kind of text: most complaints in a row, least and most tokens.
 KINDS = {"short": (1, 5, 60), "mixed": (4, 20, 120), "long": (30, 350, 400)}
@@ -48,25 +49,26 @@ def vocabulary_of_minilm():
 
 
 def choose(kind, count, tokenizer):
-    """Return texts and their lengths in tokens, with [CLS] and [SEP]."""
+    """Return texts whose lengths in tokens, with [CLS] and [SEP], are those of a kind."""
     with open(COMPLAINTS, newline="", encoding="utf-8") as lines:
         rows = [row["text"] for row in csv.DictReader(lines) if row["text"].isascii()]
     # The same complaint counts as another one with the next: there are only a few hundred.
     most, shortest, longest = KINDS[kind]
-    single = (tokenizer.tokenize(tf.constant(rows)).ids.row_lengths()).numpy().tolist()
-    drawn, texts, lengths = random.Random(kind), [], []
+    single = tokenizer.tokenize(tf.constant(rows)).ids.row_lengths().numpy().tolist()
+    drawn, texts = random.Random(kind), []
     while len(texts) < count:
         start, run = drawn.randrange(len(rows)), drawn.randint(1, most)
         numbers = [number % len(rows) for number in range(start, start + run)]
-        length = 2 + sum(single[number] for number in numbers)
-        if shortest <= length <= longest:
+        if shortest <= 2 + sum(single[number] for number in numbers) <= longest:
             texts.append(" ".join(rows[number] for number in numbers))
-            lengths.append(length)
-    return texts, lengths
+    return texts
 
 
-def write(directory, counts, checked, backends, model_size, precision):
-    """Write texts.json, calibration.json and the models of the programs to a directory."""
+def write(directory, counts, programs, model_size, precision):
+    """Write texts.json, calibration.json and the models of the programs to a directory.
+
+    Returns "failed", the reason why a program has no model by its name.
+    """
     directory, vocabulary = pathlib.Path(directory), vocabulary_of_minilm()
     config = MODEL_SIZES[model_size]
     tokenizer = Tokenizer.from_config(config, vocabulary)
@@ -74,21 +76,28 @@ def write(directory, counts, checked, backends, model_size, precision):
     model = our_model(directory / "run", pretrained, head)
     texts, calibration = {}, []
     for kind, count in counts.items():
-        chosen, lengths = choose(kind, count + CALIBRATION, tokenizer)
-        expected = model.predict(chosen[:checked])["probabilities"].tolist()
-        texts[kind] = {"texts": chosen[:count], "lengths": lengths[:count], "expected": expected}
+        chosen = choose(kind, count + CALIBRATION, tokenizer)
+        expected = model.predict(chosen[:CHECKED])["probabilities"].tolist()
+        texts[kind] = {"texts": chosen[:count], "expected": expected}
         calibration += chosen[count:]
     for name, values in (("texts", texts), ("calibration", calibration)):
         (directory / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
-    if "ours" in backends:
-        write_saved_model(model, directory / "ours", precision)
-    if "litert" in backends:
-        write_litert(model, directory / "litert", quantize=QUANTIZED[precision])
     write_huggingface(directory / "huggingface", pretrained, head)
-    if "keras_hub" in backends:
-        for length in (128, MAX_LENGTH):
+    writers = {
+        "ours": lambda: write_saved_model(model, directory / "ours", precision),
+        "litert": lambda: write_litert(model, directory / "litert", quantize=QUANTIZED[precision]),
+        "keras_hub": lambda: [
             write_keras(directory / f"keras_hub-{length}", length, pretrained, head, precision)
-    return {kind: sum(of["lengths"]) / len(of["lengths"]) for kind, of in texts.items()}
+            for length in (128, MAX_LENGTH)
+        ],
+    }
+    failed = {}
+    for name in set(programs) & set(writers):
+        try:
+            writers[name]()
+        except (ImportError, UserError) as error:  # An optional package is missing.
+            failed[name] = str(error)
+    return {"failed": failed}
 
 
 def random_weights(config, vocabulary):
