@@ -137,9 +137,9 @@ def write_keras(directory, length, source, head, precision):
     """Write a BertTextClassifier of `length` tokens as keras-hub's users export it."""
     from keras_hub.models import BertTextClassifier, BertTextClassifierPreprocessor
 
-    preprocessor = BertTextClassifierPreprocessor.from_preset(source, sequence_length=length)
+    preprocessor = BertTextClassifierPreprocessor.from_preset(str(source), sequence_length=length)
     classifier = BertTextClassifier.from_preset(
-        source, num_classes=len(LABELS), preprocessor=preprocessor, dtype=precision
+        str(source), num_classes=len(LABELS), preprocessor=preprocessor, dtype=precision
     )
     for variable, value in zip(classifier.output_dense.weights, head, strict=True):
         variable.assign(value)
