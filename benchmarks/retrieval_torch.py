@@ -17,9 +17,11 @@ def embed(model, columns, queries, corpus, recipe, seed, output):
     model = SentenceTransformer(model, device="cpu")
     model.max_seq_length = recipe["max_seq_length"]
     loss = losses.MultipleNegativesRankingLoss(model)
-    trained = _train(
-        model, columns, recipe, seed, lambda texts: loss([*map(model.tokenize, texts)], None)
-    )
+
+    def loss_of(texts):
+        return loss([model.tokenize(column) for column in texts], None)
+
+    trained = _train(model, columns, recipe, seed, loss_of)
     vectors = [model.encode(texts, batch_size=64) for texts in (queries, corpus)]
     np.savez(output, *vectors)
     seconds = {"train_seconds": trained - start, "encode_seconds": time.time() - trained}
