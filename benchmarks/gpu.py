@@ -30,7 +30,7 @@ import time
 import numpy as np
 import own_process
 import results
-from pretraining_batch import Sizes, examples
+from pretraining_batch import Sizes, examples, timed
 
 PEAK_FLOPS = 989e12  # H100 and H200, dense bfloat16 products, without sparsity.
 MODELS = {"base": {"layers": 12, "hidden": 768}, "large": {"layers": 24, "hidden": 1024}}
@@ -393,14 +393,11 @@ def serving(case, toy, seconds):
         predict = loaded.signatures["serving_default"]
         for count in (1, 8, 64):
             texts = [" ".join(rng.choice(words, sizes.length - 2)) for _ in range(count)]
-            times, end = [], time.perf_counter() + seconds / 3
-            while time.perf_counter() < end or len(times) < 5:
-                start = time.perf_counter()
-                predict(text=tf.constant(texts))["probabilities"].numpy()
-                times.append(1000 * (time.perf_counter() - start))
+            tensor = tf.constant(texts)
+            times = timed(lambda tensor=tensor: predict(text=tensor)["probabilities"].numpy(), 50)
             latencies[count] = {
-                "median_ms": round(float(np.median(times[2:])), 2),
-                "p90_ms": round(float(np.quantile(times[2:], 0.9)), 2),
+                "median_ms": round(float(np.median(times["ms"])), 2),
+                "p90_ms": round(float(np.quantile(times["ms"], 0.9)), 2),
             }
     return {"publish_seconds": round(took, 1), "texts": latencies}
 
@@ -422,12 +419,9 @@ def losses(case, toy, seconds):
         compilation.make_deterministic()
     sizes = sizes_of("base, 64 x 128", toy)
     step, dataset = prepare(sizes, batch_of(sizes, False), "bfloat16", "packed", True)
-    iterator, found, took = iter(dataset), [], []
-    for _ in range(20):
-        start = time.perf_counter()
-        found.append(float(step(iterator)["loss"]).hex())
-        took.append(1000 * (time.perf_counter() - start))
-    return {"losses": found, "ms_per_step": round(float(np.median(took)), 2)}
+    iterator, found = iter(dataset), []
+    times = timed(lambda: found.append(float(step(iterator)["loss"]).hex()), 17)
+    return {"losses": found, "ms_per_step": round(float(np.median(times["ms"])), 2)}
 
 
 def cache(case, toy, seconds):

@@ -25,7 +25,7 @@ import time
 import data
 import own_process
 import results
-from pretraining_batch import Sizes
+from pretraining_batch import Sizes, timed
 from task_recipes import TASKS, minilm, rows_file
 
 ROOT = results.ROOT
@@ -42,7 +42,7 @@ COMPLETE = {
 FINETUNING = ("banking77", "wnut17", "hate_speech", "arc", "squad")
 # Tokens per text, texts per request.
 REQUESTS = ((8, 1), (32, 1), (128, 1), (512, 1), (32, 16), (128, 16))
-STEPS, WARMUP_STEPS = 4, 2
+STEPS, WARMUP_STEPS, REQUESTS_TIMED = 4, 2, 5
 DOCUMENTS_PER_SHARD = 6
 PARTS = ("training", "finetuning", "requests", "processes", "shards")
 
@@ -190,12 +190,7 @@ def send(directory, length, batch):
 
     serve = tf.saved_model.load(f"{directory}/model").signatures["serving_default"]
     texts = tf.constant([" ".join(["the"] * (length - 2))] * batch)
-    times = []
-    for _ in range(8):
-        start = time.perf_counter()
-        serve(text=texts)["probabilities"].numpy()
-        times.append(1000 * (time.perf_counter() - start))
-    return {"ms": times[3:]}
+    return timed(lambda: serve(text=texts)["probabilities"].numpy(), REQUESTS_TIMED)
 
 
 def estimate_request(length, batch):
