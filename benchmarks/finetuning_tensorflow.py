@@ -27,7 +27,6 @@ from task_recipes import (
     TASKS,
     TUNES_ON_DEV,
     baseline_rows,
-    divided,
     first_head,
     minilm,
     read_csv,
@@ -86,16 +85,18 @@ def train(name, data, max_steps=None, run=None, step=1, **changes):
         options, *paths = TASKS[name]
         training, test = (rows_file(data, path, name, scratch) for path in paths)
         dev = ()
-        if name in TUNES_ON_DEV:
-            training, *dev = divided(training, scratch)
-        if step > 1:
+        if step > 1 or name in TUNES_ON_DEV:
             header, *rows = read_csv(training)
-            training = scratch / "part.csv"
-            write_csv(training, [header, *rows[::step]])
+            rows, training = rows[::step], scratch / "train.csv"
+            if name in TUNES_ON_DEV:
+                dev = (str(scratch / "held-out.csv"),)
+                write_csv(dev[0], [header, *rows[9::10]])
+                del rows[9::10]
+            write_csv(training, [header, *rows])
         settings = {
             **options,
             "train": str(training),
-            "dev": tuple(map(str, dev)),
+            "dev": dev,
             "init_from": WEIGHTS,
             "output_dir": run or str(scratch / "run"),
             "log_every": 1,

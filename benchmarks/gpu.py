@@ -290,30 +290,24 @@ def device(case, toy, seconds):
 
     from bert_tf.train.distribution import resolve_precision
 
-    gpus = tf.config.list_physical_devices("GPU")
-    size, count = (256, 3) if toy else (8192, 20)
-    a, b = (tf.cast(tf.random.normal([size, size]), tf.bfloat16) for _ in range(2))
-
-    def seconds_of(function, *args):
-        compiled = tf.function(function, jit_compile=True)
-        for number in range(count + 2):
-            result = compiled(*args)
-            if number == 1:  # The first one compiles; a value waits for the device.
-                float(tf.reduce_sum(tf.cast(result[:1, :1], tf.float32)))
-                start = time.perf_counter()
-        float(tf.reduce_sum(tf.cast(result[:1, :1], tf.float32)))
-        return (time.perf_counter() - start) / count
-
+    size, steps = (256, 3) if toy else (8192, 20)
+    factor = tf.cast(tf.random.normal([size, size]), tf.bfloat16)
     large = tf.zeros([64 if toy else 2**14, 2**14], tf.float32)
-    copied_bytes = 2 * 4 * large.shape[0] * large.shape[1]
+
+    def rate(function, tensor, amount):
+        compiled = tf.function(function, jit_compile=True)
+        # A value waits for the device.
+        times = timed(lambda: float(compiled(tensor)[0, 0]), steps)
+        return amount / (np.median(times["ms"]) / 1000)
+
+    flops, num_bytes = 2 * size**3, 2 * 4 * large.shape.num_elements()
     result = {
-        "gpus": [tf.config.experimental.get_device_details(gpu) for gpu in gpus],
         "cuda": tf.sysconfig.get_build_info().get("cuda_version"),
         "precision": resolve_precision("auto", tf.distribute.get_strategy()),
-        "matmul_tflops": round(2 * size**3 / seconds_of(tf.matmul, a, b) / 1e12, 1),
-        "copy_gb_per_second": round(copied_bytes / seconds_of(lambda a: a + 1.0, large) / 1e9),
+        "matmul_tflops": round(rate(lambda a: a @ a, factor, flops) / 1e12, 1),
+        "copy_gb_per_second": round(rate(lambda a: a + 1.0, large, num_bytes) / 1e9),
     }
-    if gpus:
+    if tf.config.list_physical_devices("GPU"):
         fields = "--query-gpu=name,driver_version,memory.used,memory.total"
         query = ["nvidia-smi", fields, "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True)

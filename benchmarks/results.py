@@ -43,7 +43,8 @@ PACKAGES = ("tensorflow", "keras", "keras-hub", "ai-edge-litert", "tokenizers")
 PACKAGES_OF_BASELINES = tuple(
     "torch transformers sentence-transformers onnxruntime openvino nncf ctranslate2".split()
 )
-BANDWIDTH_THREADS, MIN_ARRAY_BYTES, BANDWIDTH_PASSES = 2, 512 * 2**20, 9
+# One array per thread, larger than any cache.
+BANDWIDTH_THREADS, ARRAY_BYTES, BANDWIDTH_PASSES = 2, 2**30, 9
 
 
 def parser(description):
@@ -157,18 +158,12 @@ def describe():
 
     fields = _cpuinfo()
     present = [name for name in FEATURES if name in fields.get("flags", "").split()]
-    caches = pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    units = {"K": 2**10, "M": 2**20}
-    sizes = [path.read_text().strip() for path in caches]
-    cache = max((int(text[:-1]) * units[text[-1]] for text in sizes), default=0)
-    # Larger than any cache, one array per thread.
-    array_bytes = max(MIN_ARRAY_BYTES, 2 * cache)
-    arrays, rates = [np.ones(array_bytes // 8) for _ in range(BANDWIDTH_THREADS)], []
+    arrays, rates = [np.ones(ARRAY_BYTES // 8) for _ in range(BANDWIDTH_THREADS)], []
     with concurrent.futures.ThreadPoolExecutor(BANDWIDTH_THREADS) as pool:
         for _ in range(BANDWIDTH_PASSES):
             start = time.perf_counter()
             list(pool.map(np.sum, arrays))  # Releases the global interpreter lock.
-            rates.append(BANDWIDTH_THREADS * array_bytes / (time.perf_counter() - start) / 1e9)
+            rates.append(BANDWIDTH_THREADS * ARRAY_BYTES / (time.perf_counter() - start) / 1e9)
     card = _card()
     kinds = (kind for kind, feature in KINDS.items() if feature in present)
     machine = {

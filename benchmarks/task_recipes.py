@@ -61,7 +61,7 @@ TASKS = {
         "clinc150:test,oos_test",
     ),
 }
-TUNES_ON_DEV = ("hate_speech_rare", "anomaly", "squad2")
+TUNES_ON_DEV = ("hate_speech_rare", "anomaly")
 
 
 def rows_file(data, path, name, scratch):
@@ -78,28 +78,6 @@ def rows_file(data, path, name, scratch):
     made = scratch / f"{name}-{splits.replace(',', '-')}.csv"
     write_csv(made, rows)
     return made
-
-
-def divided(train, scratch):
-    """Split a training file: every tenth row or article is held out, of fewer articles the last."""
-    parts = [scratch / f"{part}-{train.name}" for part in ("train", "held-out")]
-    if train.suffix == ".json":
-        complete = json.loads(train.read_text(encoding="utf-8"))
-        articles = complete["data"]
-        for part, chosen in zip(parts, _tenths(articles, min(9, len(articles) - 1)), strict=True):
-            part.write_text(json.dumps({**complete, "data": chosen}), encoding="utf-8")
-        return parts
-    header, *rows = read_csv(train)
-    for part, chosen in zip(parts, _tenths(rows, 9), strict=True):
-        write_csv(part, [header, *chosen])
-    return parts
-
-
-def _tenths(rows, number):
-    """Return all but every tenth of the rows, and every tenth, from `number` on."""
-    held_out = set(range(number, len(rows), 10))
-    kept = [row for position, row in enumerate(rows) if position not in held_out]
-    return kept, [rows[position] for position in sorted(held_out)]
 
 
 def read_csv(path):
