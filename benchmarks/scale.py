@@ -157,26 +157,19 @@ def estimate_finetuning(name, data):
 def requests(options, measured):
     """Measure requests to a served BERT-base."""
     with tempfile.TemporaryDirectory() as directory:
-        own_process.call("scale.export", directory=directory)
+        own_process.call(
+            "serving_models.write",
+            directory=directory,
+            counts={},
+            programs=["ours"],
+            model_size="base",
+            precision="float32",
+        )
         for length, batch in REQUESTS[::2] if options.quick else REQUESTS:
             shared = {"length": length, "batch": batch}
             functions = "scale.send", "scale.estimate_request"
             row = ("Request, BERT-base", f"{batch} x {length} tokens")
             compare(measured, *row, *functions, shared, directory=directory)
-
-
-def export(directory):
-    """Write a BERT-base with random weights as a SavedModel."""
-    import serving_models
-
-    from bert_tf import MODEL_SIZES, Vocabulary
-    from export.graph.saved_model import write_saved_model
-
-    vocabulary = Vocabulary.load(str(minilm() / "vocab.txt"))
-    weights = serving_models.random_weights(MODEL_SIZES["base"], vocabulary)
-    model = serving_models.our_model(pathlib.Path(directory, "run"), *weights)
-    write_saved_model(model, pathlib.Path(directory, "model"), "float32")
-    return {}
 
 
 def send(directory, length, batch):
@@ -188,7 +181,7 @@ def send(directory, length, batch):
     import tensorflow as tf
     import tensorflow_text  # noqa: F401  Registers the operations of the tokenizer.
 
-    serve = tf.saved_model.load(f"{directory}/model").signatures["serving_default"]
+    serve = tf.saved_model.load(f"{directory}/ours").signatures["serving_default"]
     texts = tf.constant([" ".join(["the"] * (length - 2))] * batch)
     return timed(lambda: serve(text=texts)["probabilities"].numpy(), REQUESTS_TIMED)
 

@@ -22,8 +22,7 @@ from task_recipes import COMPLAINTS, minilm
 from bert_tf import MODEL_SIZES, Tokenizer, UserError, Vocabulary
 from bert_tf.conversion import huggingface_export
 from bert_tf.conversion.exported_model import from_pretrained
-from bert_tf.weights import name_map
-from bert_tf.weights.sources import PretrainedWeights, read_pretrained
+from bert_tf.weights.sources import read_pretrained
 from export.graph.saved_model import write_saved_model
 from export.litert.writer import write_litert
 from tasks.model.loading import load_model
@@ -65,8 +64,7 @@ def write(directory, counts, programs, model_size, precision):
     directory, vocabulary = pathlib.Path(directory), Vocabulary.load(str(minilm() / "vocab.txt"))
     config = MODEL_SIZES[model_size]
     tokenizer = Tokenizer.from_config(config, vocabulary)
-    pretrained, head = random_weights(config, vocabulary)
-    model = our_model(directory / "run", pretrained, head)
+    model = random_model(directory / "run", config, vocabulary)
     texts, calibration = {}, []
     for kind, count in counts.items():
         chosen = choose(kind, count + CALIBRATION, tokenizer)
@@ -76,14 +74,13 @@ def write(directory, counts, programs, model_size, precision):
     for name, values in (("texts", texts), ("calibration", calibration)):
         (directory / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
     huggingface = directory / "huggingface"
-    write_huggingface(huggingface, directory / "run")
+    if set(programs) - {"ours", "litert"}:
+        write_huggingface(huggingface, directory / "run")
     writers = {
         "ours": lambda: write_saved_model(model, directory / "ours", precision),
         "litert": lambda: write_litert(model, directory / "litert", quantize=QUANTIZED[precision]),
         "keras_hub": lambda: [
-            write_keras(
-                directory / f"keras_hub-{length}", length, str(huggingface), head, precision
-            )
+            write_keras(directory / f"keras_hub-{length}", length, huggingface, model, precision)
             for length in (128, MAX_LENGTH)
         ],
     }
@@ -96,30 +93,16 @@ def write(directory, counts, programs, model_size, precision):
     return {"failed": failed}
 
 
-def random_weights(config, vocabulary):
-    """Return PretrainedWeights, and the kernel and bias of the head."""
-    rng = np.random.default_rng(SEED)
-    of_kernels = SCALE / config.hidden_size**0.5
-
-    def draw(shape, mean=0.0, scale=of_kernels):
-        return (mean + scale * rng.standard_normal(shape)).astype(np.float32)
-
-    weights = {
-        name: draw(shape, mean=float(name.endswith("gamma")))
-        for name, shape in name_map.weight_shapes(config).items()
-    }
-    head = draw((config.hidden_size, len(LABELS)), scale=HEAD_SCALE), draw(len(LABELS))
-    return PretrainedWeights(config, vocabulary, weights, "random weights"), head
-
-
-def our_model(directory, pretrained, head):
-    """Write a run and return its model."""
+def random_model(directory, config, vocabulary):
+    """Write a run of a model with random weights, and return the model."""
     task = ClassificationTask(labels=LABELS, max_seq_length=MAX_LENGTH)
-    model = task.build_model(pretrained.config)
-    pretrained.assign_to(model)
-    for variable, value in zip((model.head.kernel, model.head.bias), head, strict=True):
-        variable.assign(value)
-    classifier = TextClassifier(task, pretrained.config, pretrained.vocabulary, network=model)
+    classifier = TextClassifier(task, config, vocabulary)
+    rng, scale = np.random.default_rng(SEED), SCALE / config.hidden_size**0.5
+    for variable in classifier.network.trainable_variables:
+        mean = float(variable.path.endswith("gamma"))
+        variable.assign(mean + scale * rng.standard_normal(variable.shape))
+    kernel = classifier.network.head.kernel
+    kernel.assign(kernel * HEAD_SCALE / scale)
     return load_model(classifier.save_run(directory).path)
 
 
@@ -133,7 +116,7 @@ def write_huggingface(directory, run):
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def write_keras(directory, length, source, head, precision):
+def write_keras(directory, length, source, model, precision):
     """Write a BertTextClassifier of `length` tokens as keras-hub's users export it."""
     from keras_hub.models import BertTextClassifier, BertTextClassifierPreprocessor
 
@@ -141,7 +124,8 @@ def write_keras(directory, length, source, head, precision):
     classifier = BertTextClassifier.from_preset(
         str(source), num_classes=len(LABELS), preprocessor=preprocessor, dtype=precision
     )
-    for variable, value in zip(classifier.output_dense.weights, head, strict=True):
+    trained = model.network.head
+    for variable, value in zip(classifier.output_dense.weights, trained.weights, strict=True):
         variable.assign(value)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
