@@ -67,26 +67,6 @@ TABLES = {
     "pytorch": ("Pretraining, bfloat16", "transformers"),
     "finetuning": ("Fine-tuning, bfloat16", "bert_tf"),
 }
-# Field: end of the workload, unit.
-UNITS = {
-    "ms_per_step": ("", "ms"),
-    "median_ms": ("", "ms"),
-    "p90_ms": (" (90th percentile)", "ms"),
-    "sequences_per_second": ("", "sequences/s"),
-    "examples_per_second": ("", "examples/s"),
-    "tokens_per_second": ("", "tokens/s"),
-    "tokens_per_step": (" (per step)", "tokens"),
-    "peak_gb": ("", "GB"),
-    "first_step_seconds": (" (first step)", "s"),
-    "publish_seconds": (" (publish)", "s"),
-    "tflops": ("", "TFLOP/s"),
-    "matmul_tflops": ("matrix product", "TFLOP/s"),
-    "copy_gb_per_second": ("copy", "GB/s"),
-    "mfu": ("", "MFU"),
-    "loss": ("", "difference"),
-    "gradient_norm": (" (gradient norm)", "difference"),
-    "moments": (" (moments)", "difference"),
-}
 
 
 def main():
@@ -115,28 +95,20 @@ def main():
                 measured.leave_out(f"{part}: {case}", failure)
                 continue
             print(f"{part}: {case}: {json.dumps(found)}", flush=True)
-            add(measured, part, case, found)
+            table, program = TABLES.get(part, (part, "bert_tf"))
+            for suffix, values in found["figures"].items():
+                for unit, value in values.items():
+                    measured.add(table, case + suffix, program, unit, [value])
             measured.save()  # After each case, since the machine is lent for minutes.
 
 
 def call(part, case, toy, seconds=1, environment=None, **options):
-    """Return the result of a part in a process of its own."""
+    """Return the result of a part in a process of its own.
+
+    Its "figures" are {end of the workload: {unit: value}}; the rest is printed only.
+    """
     arguments = {"case": case, "toy": toy, "seconds": seconds}
     return own_process.call(f"gpu.{part}", environment=environment or {}, **options, **arguments)
-
-
-def add(measured, part, case, found):
-    """Add the figures of a case."""
-    table, program = TABLES.get(part, (part, "bert_tf"))
-    nested = {case: found}
-    if part == "equality":
-        nested = {of: values for of, values in found.items() if of.startswith("gpu")}
-    for count, values in found.get("texts", {}).items():
-        nested[f"{case}, {count} texts"] = values
-    for workload, values in nested.items():
-        for field, (suffix, unit) in UNITS.items():
-            if isinstance(values.get(field), int | float):
-                measured.add(table, workload + suffix, program, unit, [values[field]])
 
 
 def sizes_of(case, toy):
@@ -199,8 +171,11 @@ def is_compiled(case):
     return compilation.resolve(what, tf.distribute.get_strategy())
 
 
-def measured_steps(step, dataset, sizes, num_predictions, seconds, steps_per_execution=10):
-    """Run a train step on a repeated dataset; return times, rates and the peak of the memory."""
+def measured_steps(step, dataset, sizes, unit, num_predictions, seconds, steps_per_execution=10):
+    """Run a train step on a repeated dataset; return times, rates and the peak of the memory.
+
+    `unit` is that of the rate of the examples.
+    """
     import tensorflow as tf
 
     from bert_tf import BertConfig
@@ -226,18 +201,16 @@ def measured_steps(step, dataset, sizes, num_predictions, seconds, steps_per_exe
     tokens = int(logs["tokens"]) // steps_per_execution
     config = BertConfig(**sizes.config)
     flops = flops_per_token(config, sizes.length, num_predictions) * tokens
-    result = {
-        "first_step_seconds": round(first, 1),
-        "ms_per_step": round(1000 / rate, 2),
-        "tokens_per_step": tokens,
-        "loss": [loss, last],
-        "tflops": round(flops * rate / 1e12, 1),
-        "mfu": round(flops * rate / PEAK_FLOPS, 3),
+    figures = {
+        "ms": 1000 / rate,
+        "TFLOP/s": flops * rate / 1e12,
+        "MFU": flops * rate / PEAK_FLOPS,
+        unit: sizes.batch * rate,
     }
     if tf.config.list_physical_devices("GPU"):
-        peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
-        result["peak_gb"] = round(peak / 1e9, 2)
-    return result, rate
+        figures["GB"] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 1e9
+    more = {" (per step)": {"tokens": tokens}, " (first step)": {"s": first}}
+    return {"figures": {"": figures, **more}, "loss": [loss, last]}
 
 
 def pretraining(case, toy, seconds):
@@ -245,12 +218,11 @@ def pretraining(case, toy, seconds):
     sizes = sizes_of(case, toy)
     batch = batch_of(sizes, "mixed" in case)
     prepared = prepare(sizes, batch, "bfloat16", layout_of(case), is_compiled(case))
-    result, rate = measured_steps(*prepared, sizes, sizes.predictions, seconds)
-    return {
-        **result,
-        "sequences_per_second": round(sizes.batch * rate, 1),
-        "tokens_per_second": round(result["tokens_per_step"] * rate),
-    }
+    found = measured_steps(*prepared, sizes, "sequences/s", sizes.predictions, seconds)
+    figures = found["figures"]
+    tokens = figures[" (per step)"]["tokens"]
+    figures[""]["tokens/s"] = 1000 * tokens / figures[""]["ms"]
+    return found
 
 
 def finetuning(case, toy, seconds):
@@ -280,8 +252,7 @@ def finetuning(case, toy, seconds):
     optimizer, losses = AdamW(1e-5), {"label": softmax_cross_entropy}
     optimizer.build(model.trainable_variables)
     step = TrainStep(model, losses, optimizer, strategy, 0, is_compiled=compiled)
-    result, rate = measured_steps(step, dataset, sizes, 0, seconds)
-    return {**result, "examples_per_second": round(sizes.batch * rate, 1)}
+    return measured_steps(step, dataset, sizes, "examples/s", 0, seconds)
 
 
 def device(case, toy, seconds):
@@ -304,8 +275,10 @@ def device(case, toy, seconds):
     result = {
         "cuda": tf.sysconfig.get_build_info().get("cuda_version"),
         "precision": resolve_precision("auto", tf.distribute.get_strategy()),
-        "matmul_tflops": round(rate(lambda a: a @ a, factor, flops) / 1e12, 1),
-        "copy_gb_per_second": round(rate(lambda a: a + 1.0, large, num_bytes) / 1e9),
+        "figures": {
+            "matrix product": {"TFLOP/s": rate(lambda a: a @ a, factor, flops) / 1e12},
+            "copy": {"GB/s": rate(lambda a: a + 1.0, large, num_bytes) / 1e9},
+        },
     }
     if tf.config.list_physical_devices("GPU"):
         fields = "--query-gpu=name,driver_version,memory.used,memory.total"
@@ -348,16 +321,16 @@ def equality(case, toy, seconds):
     losses, norm, moments = found.pop("cpu")
     # Relative to the largest of all, since the gradient of a key's bias is rounding alone.
     largest = max(float(np.abs(moment).max()) for moment in moments)
-    return {"failed": failed, "losses": losses.tolist()} | {
-        name: {
-            "loss": float(np.abs(of[0] - losses).max()),
-            "gradient_norm": abs(of[1] / norm - 1),
-            "moments": max(
-                float(np.abs(a - b).max()) / largest for a, b in zip(of[2], moments, strict=True)
-            ),
-        }
-        for name, of in found.items()
-    }
+    differences = {}
+    for name, (of_losses, of_norm, of_moments) in found.items():
+        pairs = zip(of_moments, moments, strict=True)
+        differences[name] = float(np.abs(of_losses - losses).max())
+        differences[f"{name} (gradient norm)"] = abs(of_norm / norm - 1)
+        differences[f"{name} (moments)"] = (
+            max(float(np.abs(a - b).max()) for a, b in pairs) / largest
+        )
+    figures = {name: {"difference": value} for name, value in differences.items()}
+    return {"failed": failed, "losses": losses.tolist(), "figures": figures}
 
 
 def serving(case, toy, seconds):
@@ -376,32 +349,31 @@ def serving(case, toy, seconds):
     words = [f"w{number}" for number in range(config.vocab_size - 5)]
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=sizes.length)
-    rng, latencies = np.random.default_rng(0), {}
+    rng, figures = np.random.default_rng(0), {}
     with tempfile.TemporaryDirectory() as directory:
         start = time.perf_counter()
         model = TextClassifier(task, config, vocabulary)
         # It is published only if its predictions are those of the model.
         version = publish(model, f"{directory}/model", precision=precision, device="gpu")
-        took = time.perf_counter() - start
+        figures[" (publish)"] = {"s": time.perf_counter() - start}
         loaded = load_saved_model(version)  # Kept, since a signature does not keep the variables.
         predict = loaded.signatures["serving_default"]
         for count in (1, 8, 64):
             texts = [" ".join(rng.choice(words, sizes.length - 2)) for _ in range(count)]
-            tensor = tf.constant(texts)
-            times = timed(lambda tensor=tensor: predict(text=tensor)["probabilities"].numpy(), 50)
-            latencies[count] = {
-                "median_ms": round(float(np.median(times["ms"])), 2),
-                "p90_ms": round(float(np.quantile(times["ms"], 0.9)), 2),
-            }
-    return {"publish_seconds": round(took, 1), "texts": latencies}
+            texts = tf.constant(texts)
+            times = timed(lambda texts=texts: predict(text=texts)["probabilities"].numpy(), 50)
+            figures[f", {count} texts"] = {"ms": np.median(times["ms"])}
+            figures[f", {count} texts (90th percentile)"] = {"ms": np.quantile(times["ms"], 0.9)}
+    return {"figures": figures}
 
 
 def determinism(case, toy, seconds):
     """Run 20 steps twice and compare their losses."""
     runs = [call("losses", case, toy) for _ in range(2)]
     return {
+        "figures": {},
         "equal": runs[0]["losses"] == runs[1]["losses"],
-        "ms_of_runs": [run["ms_per_step"] for run in runs],
+        "ms": [run["ms"] for run in runs],
     }
 
 
@@ -415,7 +387,7 @@ def losses(case, toy, seconds):
     step, dataset = prepare(sizes, batch_of(sizes, False), "bfloat16", "packed", True)
     iterator, found = iter(dataset), []
     times = timed(lambda: found.append(float(step(iterator)["loss"]).hex()), 17)
-    return {"losses": found, "ms_per_step": round(float(np.median(times["ms"])), 2)}
+    return {"losses": found, "ms": np.median(times["ms"])}
 
 
 def cache(case, toy, seconds):
@@ -427,8 +399,9 @@ def cache(case, toy, seconds):
             + os.environ.get("XLA_FLAGS", ""),
         }
         runs = {"without": {}, "filling": flags, "with": flags}
-        steps = {run: call("pretraining", case, toy, 1, of_run) for run, of_run in runs.items()}
-        return {f"{run}_seconds": found["first_step_seconds"] for run, found in steps.items()}
+        found = {run: call("pretraining", case, toy, 1, of_run) for run, of_run in runs.items()}
+    seconds = {run: of["figures"][" (first step)"]["s"] for run, of in found.items()}
+    return {"figures": {}, "seconds of the first step": seconds}
 
 
 def pytorch(case, toy, seconds):
@@ -452,13 +425,11 @@ def pytorch(case, toy, seconds):
         last = loss.item()
         count += 10
     ms = 1000 * (time.perf_counter() - start) / count
-    return {
-        "first_step_seconds": round(first, 1),
-        "ms_per_step": round(ms, 2),
-        "sequences_per_second": round(1000 * sizes.batch / ms, 1),
-        "loss": [first_loss, last],
-        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if place == "cuda" else None,
-    }
+    figures = {"ms": ms, "sequences/s": 1000 * sizes.batch / ms}
+    if place == "cuda":
+        figures["GB"] = torch.cuda.max_memory_allocated() / 1e9
+    figures = {"": figures, " (first step)": {"s": first}}
+    return {"figures": figures, "loss": [first_loss, last]}
 
 
 if __name__ == "__main__":

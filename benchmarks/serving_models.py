@@ -9,11 +9,8 @@ which all tokenizers return the same tokens.
 
 import csv
 import json
-import os
 import pathlib
 import random
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf

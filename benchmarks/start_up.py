@@ -88,14 +88,8 @@ def main():
     code = "from tasks import TextClassifier"
     add("import of TextClassifier", "s", [seconds_of("-c", code) for _ in range(rounds)])
     predicted = [own_process.call("start_up.predict", calls=60) for _ in range(rounds)]
-    for workload, key, unit in (
-        ("weights loaded, in Python", "load", "s"),
-        ("first `predict`", "first", "s"),
-        ("`predict` of one text", "predict", "ms"),
-        ("its graph alone", "graph", "ms"),
-        ("`predict` of another shape, once", "other_shapes", "ms"),
-    ):
-        add(workload, unit, [one[key] for one in predicted])
+    for workload, (unit, _) in predicted[0]["figures"].items():
+        add(workload, unit, [one["figures"][workload][1] for one in predicted])
     trained = [
         own_process.call("finetuning_tensorflow.train", name="complaints", data=".", max_steps=1)
         for _ in range(rounds)
@@ -121,7 +115,7 @@ def seconds_of(*arguments):
 
 
 def predict(calls):
-    """Return seconds of loading and of the first call, and milliseconds of later ones."""
+    """Return {workload: (unit, value)} of loading, of the first call and of later ones."""
     import tensorflow as tf
 
     from tasks import TextClassifier
@@ -144,13 +138,14 @@ def predict(calls):
     ]
     predicts, graphs = zip(*pairs, strict=True)
     shapes = [[text] * 2, ["My router"], [text * 4], [text] * 7]
-    return {
-        "load": load,
-        "first": first / 1000,
-        "predict": statistics.median(predicts),
-        "graph": statistics.median(graphs),
-        "other_shapes": max(ms_of(model.predict, texts) for texts in shapes),
+    figures = {
+        "weights loaded, in Python": ("s", load),
+        "first `predict`": ("s", first / 1000),
+        "`predict` of one text": ("ms", statistics.median(predicts)),
+        "its graph alone": ("ms", statistics.median(graphs)),
+        "`predict` of another shape, once": ("ms", max(ms_of(model.predict, of) for of in shapes)),
     }
+    return {"figures": figures}
 
 
 def export(directory):
