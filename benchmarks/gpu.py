@@ -34,6 +34,7 @@ from pretraining_batch import Sizes, examples, timed
 
 PEAK_FLOPS = 989e12  # H100 and H200, dense bfloat16 products, without sparsity.
 MODELS = {"base": {"layers": 12, "hidden": 768}, "large": {"layers": 24, "hidden": 1024}}
+STEPS_PER_CALL = 10
 TOY = {"layers": 2, "hidden": 128, "vocabulary": 2000}
 # Model, examples x tokens, and what differs from a step in the packed layout, compiled as a whole.
 PRETRAINING = (
@@ -171,7 +172,7 @@ def is_compiled(case):
     return compilation.resolve(what, tf.distribute.get_strategy())
 
 
-def measured_steps(step, dataset, sizes, unit, num_predictions, seconds, steps_per_execution=10):
+def measured_steps(step, dataset, sizes, unit, num_predictions, seconds):
     """Run a train step on a repeated dataset; return times, rates and the peak of the memory.
 
     `unit` is that of the rate of the examples.
@@ -184,7 +185,7 @@ def measured_steps(step, dataset, sizes, unit, num_predictions, seconds, steps_p
 
     batches = distribute(lambda local: dataset, step.strategy, step.is_compiled)
     iterator, no_stop = iter(batches), tf.constant(False)
-    count, norm = tf.constant(steps_per_execution), tf.constant(0.0)
+    count, norm = tf.constant(STEPS_PER_CALL), tf.constant(0.0)
     start = time.perf_counter()
     logs = step(iterator, no_stop, tf.constant(1), norm)
     loss = float(logs["loss"])
@@ -197,14 +198,15 @@ def measured_steps(step, dataset, sizes, unit, num_predictions, seconds, steps_p
         float(before["loss"])  # One call late, as in the training loop.
         calls += 1
     last = float(logs["loss"])
-    rate = calls * steps_per_execution / (time.perf_counter() - start)
-    tokens = int(logs["tokens"]) // steps_per_execution
+    rate = calls * STEPS_PER_CALL / (time.perf_counter() - start)
+    tokens = int(logs["tokens"]) // STEPS_PER_CALL
     config = BertConfig(**sizes.config)
     flops = flops_per_token(config, sizes.length, num_predictions) * tokens
     figures = {
         "ms": 1000 / rate,
         "TFLOP/s": flops * rate / 1e12,
         "MFU": flops * rate / PEAK_FLOPS,
+        "tokens/s": tokens * rate,
         unit: sizes.batch * rate,
     }
     if tf.config.list_physical_devices("GPU"):
@@ -218,11 +220,7 @@ def pretraining(case, toy, seconds):
     sizes = sizes_of(case, toy)
     batch = batch_of(sizes, "mixed" in case)
     prepared = prepare(sizes, batch, "bfloat16", layout_of(case), is_compiled(case))
-    found = measured_steps(*prepared, sizes, "sequences/s", sizes.predictions, seconds)
-    figures = found["figures"]
-    tokens = figures[" (per step)"]["tokens"]
-    figures[""]["tokens/s"] = 1000 * tokens / figures[""]["ms"]
-    return found
+    return measured_steps(*prepared, sizes, "sequences/s", sizes.predictions, seconds)
 
 
 def finetuning(case, toy, seconds):
