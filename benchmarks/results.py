@@ -14,7 +14,6 @@ the date and the command of one run, and a list of figures:
 import argparse
 import concurrent.futures
 import datetime
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -126,9 +125,9 @@ def versions(baselines=None):
 
 def installed(packages):
     """Return the versions of the packages that this interpreter has."""
-    found = {
-        one.metadata["Name"].lower(): one.version for one in importlib.metadata.distributions()
-    }
+    from importlib import metadata
+
+    found = {one.metadata["Name"].lower(): one.version for one in metadata.distributions()}
     return {"versions": {name: found[name] for name in packages if name in found}}
 
 
