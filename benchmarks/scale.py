@@ -102,6 +102,10 @@ def training(options, measured):
 
 def estimate_pretraining(sizes, precision, recompute):
     """Return the estimated milliseconds and MB of a step, from measured rates."""
+    from bert_tf.system.command import import_tensorflow
+
+    import_tensorflow()  # As in the commands.
+
     from bert_tf import BertConfig
     from bert_tf.planning.calibration import measure_processor
     from bert_tf.planning.memory import StepSizes
