@@ -39,7 +39,7 @@ SHOWN = {
     "start_up": r"Start: .*|Memory.*(32 long texts|223,000|punctuation and 31).*",
     "learning": r".*(complaints: accuracy|banking77: accuracy|wnut17: f1|losses|rows: accuracy).*",
     "scale": r"(Pretraining|Fine-tuning|Request).*(of 256, 8 x|complaints|32 tokens|512).*",
-    "retrieval": r".*: (recall@1|mrr@10), %",
+    "retrieval": r".*: (recall@1|mrr@10), %|.*/s",
 }
 HEADLINES = (
     r"Serving, float32: short texts, (one|16) per request.*",

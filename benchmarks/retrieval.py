@@ -39,6 +39,13 @@ QUICK = {"until": "trained", "seeds": 1, "pairs": 64, "query_step": 50}
 EMBEDDER = {"global_batch_size": 32, "max_seq_length": 128, "learning_rate": 5e-5}
 RANKER = {"global_batch_size": 8, "max_seq_length": 160, "learning_rate": 1e-4}
 NEGATIVES, RERANKED = 3, 20
+OF_EMBEDDER = (("training", "examples/s"), ("encoding", "texts/s"))
+RATES = {
+    "as it is": (),
+    "trained": OF_EMBEDDER,
+    "mined": OF_EMBEDDER,
+    "reranked": (OF_EMBEDDER[0], ("reranking", "texts/s")),
+}
 # Ranks up to these are counted; the last one is also that of the reciprocal rank.
 CUTOFFS = (1, 10)
 
@@ -57,12 +64,12 @@ def main():
         vars(options).update(QUICK)
     measured, figures = results.Results("retrieval", options), collections.defaultdict(list)
     try:
-        for case, program, values in repetitions(options):
-            print(f"{case}, {program}: {values}", flush=True)
-            for name, value in values.items():
-                unit, factor = ("s", 1) if name.endswith("_seconds") else ("%", 100)
-                workload = f"{case}: {name.removesuffix('_seconds')}"
-                figures[workload, program, unit].append(factor * value)
+        for case, program, metrics, rates in repetitions(options):
+            print(f"{case}, {program}: {metrics} {rates}", flush=True)
+            for name, value in metrics.items():
+                figures[f"{case}: {name}", program, "%"].append(100 * value)
+            for (name, unit), value in zip(RATES[case], rates, strict=True):
+                figures[f"{case}: {name}", program, unit].append(value)
     finally:  # What was measured before an interruption.
         for row, values in figures.items():
             measured.add("SQuAD as retrieval", *row, values)
@@ -109,7 +116,7 @@ def _questions(path):
 
 
 def repetitions(options):
-    """Yield (case, program, metrics and seconds) of all repetitions of all cases."""
+    """Yield (case, program, metrics, rates) of all repetitions of all cases."""
     import numpy as np
 
     data, ours = Squad(options.data / "squad", options.pairs, options.query_step), BertTf()
@@ -117,30 +124,29 @@ def repetitions(options):
     libraries = {"bert_tf": ours}
     if options.baselines:
         libraries["sentence-transformers"] = SentenceTransformers(options.baselines)
-    start, model = time.time(), new_embedder(0)
+    model = new_embedder(0)
     order_QP = _order(model.predict(data.queries), model.predict(data.corpus))
-    seconds = {"encode_seconds": time.time() - start}
-    yield "as it is", "bert_tf", {**metrics_of(order_QP, data.own_Q), **seconds}
+    yield "as it is", "bert_tf", metrics_of(order_QP, data.own_Q), ()
     pairs = [*zip(*data.pairs, strict=True)]
     for seed in range(1, options.seeds + 1):
         negatives = []
         for name, library in libraries.items():
-            *vectors, seconds = library.embed(pairs, data, seed)
+            *vectors, rates = library.embed(pairs, data, seed)
             order_QP = _order(*vectors)
-            yield "trained", name, {**metrics_of(order_QP, data.own_Q), **seconds}
+            yield "trained", name, metrics_of(order_QP, data.own_Q), rates
             if "mined" in cases:
                 negatives = negatives or ours.mine(data, seed)
                 columns = [*pairs, [texts[0] for texts in negatives]]
-                *vectors, seconds = library.embed(columns, data, seed)
+                *vectors, rates = library.embed(columns, data, seed)
                 order_QP = _order(*vectors)
-                yield "mined", name, {**metrics_of(order_QP, data.own_Q), **seconds}
+                yield "mined", name, metrics_of(order_QP, data.own_Q), rates
             if "reranked" in cases:
                 candidates_QK = order_QP[:, :RERANKED]
                 columns = [*pairs, *zip(*negatives, strict=True)]
-                scores_QK, seconds = library.rank(columns, data, candidates_QK, seed)
+                scores_QK, rates = library.rank(columns, data, candidates_QK, seed)
                 best_QK = (-scores_QK).argsort(axis=1, kind="stable")
                 order_QP[:, :RERANKED] = np.take_along_axis(candidates_QK, best_QK, axis=1)
-                yield "reranked", name, {**metrics_of(order_QP, data.own_Q), **seconds}
+                yield "reranked", name, metrics_of(order_QP, data.own_Q), rates
 
 
 def _order(queries_QD, corpus_PD):
@@ -172,18 +178,34 @@ def new_embedder(seed):
     return model
 
 
+def rate_of_steps(times, count, batch_size):
+    """Return rows per second of all steps but the first tenth, from the times of their ends."""
+    first = max(1, len(times) // 10)
+    return (count - first * batch_size) / (times[-1] - times[first - 1])
+
+
 class BertTf:
     """Training with this project."""
 
     def embed(self, columns, data, seed):
-        """Train an embedder; return the vectors of queries and corpus, and seconds."""
-        start = time.time()
+        """Train an embedder; return the vectors of queries and corpus, and rates."""
         self._embedder = model = new_embedder(seed)
-        columns = tuple(map(list, columns))
-        model.fit(columns, batch_size=EMBEDDER["global_batch_size"], epochs=1, verbose=0)
-        trained, start = time.time() - start, time.time()
+        rate = self._fit(model, tuple(map(list, columns)), None, EMBEDDER, len(data.pairs))
+        model.predict(data.queries[:8])
+        start, count = time.time(), len(data.queries) + len(data.corpus)
         vectors = model.predict(data.queries), model.predict(data.corpus)
-        return *vectors, {"train_seconds": trained, "encode_seconds": time.time() - start}
+        return *vectors, (rate, count / (time.time() - start))
+
+    def _fit(self, model, x, y, recipe, count):
+        """Train for an epoch; return the rate."""
+        import keras
+
+        times, size = [], recipe["global_batch_size"]
+        clock = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda *_: times.append(time.time())
+        )
+        model.fit(x, y, batch_size=size, epochs=1, verbose=0, callbacks=[clock])
+        return rate_of_steps(times, count, size)
 
     def mine(self, data, seed):
         """Return negatives per pair: mined ones of the embedder trained last, then random ones."""
@@ -208,31 +230,18 @@ class BertTf:
         """Train a ranker; return the scores of the candidates, `(Q, K)`, and rates."""
         from tasks import TextRanker
 
-        start, length = time.time(), RANKER["max_seq_length"]
+        length = RANKER["max_seq_length"]
         model = TextRanker.from_pretrained(minilm(), max_seq_length=length, seed=seed)
         model.compile(learning_rate=RANKER["learning_rate"], schedule="continuous")
         queries, *texts = map(list, columns)
         rows = {"query": queries, "texts": list(map(list, zip(*texts, strict=True)))}
         labels = [[1.0] + [0.0] * (len(texts) - 1)] * len(queries)
-        model.fit(rows, labels, batch_size=RANKER["global_batch_size"], epochs=1, verbose=0)
-        trained, start = time.time() - start, time.time()
+        rate = self._fit(model, rows, labels, RANKER, len(queries))
         rows = {"query": data.queries, "texts": data.texts_of(candidates_QK)}
+        model.predict({name: values[:1] for name, values in rows.items()})
+        start = time.time()
         scores_QK = model.predict(rows)["scores"]
-        return scores_QK, _rates("reranking", rate, candidates_QK.size / (time.time() - start))
-
-
-def _fit(model, x, y, batch_size, count):
-    """Train for an epoch; return rows per second, of all steps but the first tenth."""
-    import keras
-
-    times, first = [], max(1, math.ceil(count / batch_size) // 10)
-    clock = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: times.append(time.time()))
-    model.fit(x, y, batch_size=batch_size, epochs=1, verbose=0, callbacks=[clock])
-    return (count - first * batch_size) / (times[-1] - times[first - 1])
-
-
-def _rates(name, training, other):
-    return {("training", "examples/s"): training, (name, "texts/s"): other}
+        return scores_QK, (rate, candidates_QK.size / (time.time() - start))
 
 
 class SentenceTransformers:
@@ -266,7 +275,7 @@ class SentenceTransformers:
                 **arguments,
             )
             with np.load(f"{directory}/arrays.npz") as arrays:
-                return *(arrays[name] for name in arrays.files), found["seconds"]
+                return *(arrays[name] for name in arrays.files), found["rates"]
 
 
 if __name__ == "__main__":
