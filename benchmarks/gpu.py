@@ -168,7 +168,7 @@ def is_compiled(case):
 
     from bert_tf.train import compilation
 
-    what = "kernels" if "kernels" in case else "step"
+    what = next((name for name in ("kernels", "none") if name in case), "step")
     return compilation.resolve(what, tf.distribute.get_strategy())
 
 
