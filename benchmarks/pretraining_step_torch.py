@@ -8,7 +8,7 @@ import contextlib
 import shutil
 
 import torch
-from pretraining_batch import POSITIONS, Sizes, examples, timed
+from pretraining_batch import Sizes, examples, timed
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertModel
 from transformers.models.bert.modeling_bert import BertPreTrainingHeads
@@ -21,15 +21,8 @@ class Pretraining(torch.nn.Module):
 
     def __init__(self, sizes):
         super().__init__()
-        config = BertConfig(
-            vocab_size=sizes.vocabulary,
-            hidden_size=sizes.hidden,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.heads,
-            intermediate_size=sizes.inner,
-            max_position_embeddings=POSITIONS,
-            hidden_act="gelu_pytorch_tanh",  # As "gelu_new", in one kernel instead of eight.
-        )
+        # As "gelu_new", in one kernel instead of eight.
+        config = BertConfig(**sizes.config, hidden_act="gelu_pytorch_tanh")
         self.bert, self.heads = BertModel(config), BertPreTrainingHeads(config)
         self.heads.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
 
@@ -57,34 +50,40 @@ def parameter_groups(model, decay=0.01):
     return [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
 
 
-def autocast(precision):
+def autocast(precision, device="cpu"):
     """Return the autocast context of a precision."""
     if precision == "bfloat16":
-        return torch.autocast("cpu", torch.bfloat16)
+        return torch.autocast(device, torch.bfloat16)
     return contextlib.nullcontext()
 
 
-def measure(sizes, precision, steps, compiled):
-    """Time the training step, eager or compiled."""
-    if compiled and not shutil.which("g++"):
-        raise RuntimeError("g++ not found: torch.compile needs a C++ compiler")
-    sizes = Sizes(**sizes)
+def prepare(sizes, precision, compiled, device="cpu"):
+    """Return a function that takes a training step, eager or compiled, and returns the loss."""
     torch.manual_seed(0)
     batch = {
         name: torch.from_numpy(values if values.dtype.kind == "f" else values.astype("int64"))
         for name, values in examples(sizes).items()
     }
-    model = Pretraining(sizes).train()
+    batch = {name: values.to(device) for name, values in batch.items()}
+    model = Pretraining(sizes).train().to(device)
     optimizer = torch.optim.AdamW(parameter_groups(model), lr=1e-4, eps=1e-6, fused=True)
     forward = torch.compile(model) if compiled else model
 
     def step():
         optimizer.zero_grad()
-        with autocast(precision):
+        with autocast(precision, device):
             loss = forward(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return loss.item()
+        return loss
 
-    return timed(step, steps)
+    return step
+
+
+def measure(sizes, precision, steps, compiled):
+    """Time the training step."""
+    if compiled and not shutil.which("g++"):
+        raise RuntimeError("g++ not found: torch.compile needs a C++ compiler")
+    step = prepare(Sizes(**sizes), precision, compiled)
+    return timed(lambda: step().item(), steps)

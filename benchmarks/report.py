@@ -11,6 +11,7 @@ import argparse
 import json
 import pathlib
 import re
+import textwrap
 
 from results import RESULTS, ROOT, UNITS
 
@@ -38,7 +39,7 @@ SHOWN = {
     "start_up": r"Start: .*|Memory.*(32 long texts|223,000|punctuation and 31).*",
     "learning": r".*(complaints: accuracy|banking77: accuracy|wnut17: f1|losses|rows: accuracy).*",
     "scale": r"(Pretraining|Fine-tuning|Request).*(of 256, 8 x|complaints|32 tokens|512).*",
-    "retrieval": r".*: (recall@1|mrr@10|accuracy), %|.*/s",
+    "retrieval": r".*: (recall@1|mrr@10), %|.*/s",
 }
 HEADLINES = (
     r"Serving, float32: short texts, (one|16) per request.*",
@@ -203,16 +204,6 @@ def source_of(record):
     return f"{run}, {record['commit'] or 'unknown commit'}, {record['date']}"
 
 
-def wrapped(text):
-    """Return the lines of a paragraph."""
-    lines = [""]
-    for word in text.split(" "):
-        if len(lines[-1]) + len(word) + 1 > 120:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
-
-
 def page(records):
     """Return docs/performance.md."""
     lines = INTRODUCTION.rstrip().split("\n")
@@ -224,7 +215,7 @@ def page(records):
     processors = [kind for kind, of_kind in records.items() if "gpu" not in of_kind]
     for kind, of_kind in records.items():
         first = next(iter(of_kind.values()))
-        lines += ["", f"## {machine_title(first)}", "", *wrapped(machine_line(first))]
+        lines += ["", f"## {machine_title(first)}", "", *textwrap.wrap(machine_line(first), 120)]
         shown = SHOWN if kind in processors[:1] or kind not in processors else [*SHOWN][:2]
         for benchmark in shown:
             rows = rows_of(of_kind[benchmark], SHOWN[benchmark]) if benchmark in of_kind else {}

@@ -9,15 +9,11 @@ the date and the command of one run, and a list of figures:
     unit            one of UNITS
     repetitions     how often it was measured; null if it was not recorded
     min, median, max
-
-Run as a script, this module prints the machine as JSON. Its caller stays small that way: on Linux
-the peak memory of a process starts with that of its parent.
 """
 
 import argparse
 import concurrent.futures
 import datetime
-import functools
 import json
 import os
 import pathlib
@@ -28,6 +24,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+import own_process
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS, OUTPUT = ROOT / "benchmarks" / "results", ROOT / "build" / "benchmarks"
@@ -44,7 +42,8 @@ PACKAGES = ("tensorflow", "keras", "keras-hub", "ai-edge-litert", "tokenizers")
 PACKAGES_OF_BASELINES = tuple(
     "torch transformers sentence-transformers onnxruntime openvino nncf ctranslate2".split()
 )
-BANDWIDTH_THREADS, MIN_ARRAY_BYTES, BANDWIDTH_PASSES = 2, 512 * 2**20, 9
+# One array per thread, larger than any cache.
+BANDWIDTH_THREADS, ARRAY_BYTES, BANDWIDTH_PASSES = 2, 2**30, 9
 
 
 def parser(description):
@@ -72,7 +71,7 @@ class Results:
         self.record = {
             "benchmark": benchmark,
             "mode": "quick" if options.quick else "complete",
-            "machine": machine(),
+            "machine": own_process.call("results.describe")["machine"],
             "versions": versions(options.baselines),
             "commit": commit(),
             "date": datetime.date.today().isoformat(),
@@ -114,29 +113,22 @@ def summary(values):
     }
 
 
-@functools.cache
-def machine():
-    """Return the processor, its features and read bandwidth, memory and card of this machine."""
-    done = subprocess.run([sys.executable, __file__], stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
-
-
 def versions(baselines=None):
     """Return the installed versions of this interpreter and of that of the baselines."""
-    found = {"python": platform.python_version(), **_installed(sys.executable, PACKAGES)}
+    found = {"python": platform.python_version(), **installed(PACKAGES)["versions"]}
     if baselines:
-        found |= _installed(baselines, PACKAGES_OF_BASELINES)
+        packages = PACKAGES_OF_BASELINES
+        others = own_process.call("results.installed", python=baselines, packages=packages)
+        found |= others["versions"]
     return found
 
 
-def _installed(python, packages):
-    code = (
-        "import sys, json, importlib.metadata as m\n"
-        "found = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
-        "print(json.dumps({n: found[n] for n in sys.argv[1:] if n in found}))"
-    )
-    done = subprocess.run([python, "-c", code, *packages], stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+def installed(packages):
+    """Return the versions of the packages that this interpreter has."""
+    from importlib import metadata
+
+    found = {one.metadata["Name"].lower(): one.version for one in metadata.distributions()}
+    return {"versions": {name: found[name] for name in packages if name in found}}
 
 
 def commit():
@@ -160,26 +152,20 @@ def command_line():
 
 
 def describe():
-    """Return what `machine` returns, measured in this process."""
+    """Return the processor, its features and read bandwidth, memory and card of this machine."""
     import numpy as np
 
     fields = _cpuinfo()
     present = [name for name in FEATURES if name in fields.get("flags", "").split()]
-    caches = pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    units = {"K": 2**10, "M": 2**20}
-    sizes = [path.read_text().strip() for path in caches]
-    cache = max((int(text[:-1]) * units[text[-1]] for text in sizes), default=0)
-    # Larger than any cache, one array per thread.
-    array_bytes = max(MIN_ARRAY_BYTES, 2 * cache)
-    arrays, rates = [np.ones(array_bytes // 8) for _ in range(BANDWIDTH_THREADS)], []
+    arrays, rates = [np.ones(ARRAY_BYTES // 8) for _ in range(BANDWIDTH_THREADS)], []
     with concurrent.futures.ThreadPoolExecutor(BANDWIDTH_THREADS) as pool:
         for _ in range(BANDWIDTH_PASSES):
             start = time.perf_counter()
             list(pool.map(np.sum, arrays))  # Releases the global interpreter lock.
-            rates.append(BANDWIDTH_THREADS * array_bytes / (time.perf_counter() - start) / 1e9)
+            rates.append(BANDWIDTH_THREADS * ARRAY_BYTES / (time.perf_counter() - start) / 1e9)
     card = _card()
     kinds = (kind for kind, feature in KINDS.items() if feature in present)
-    return {
+    machine = {
         "kind": card.split()[-1].lower() if card else next(kinds, platform.machine()),
         "processor": fields.get("model name", platform.processor() or "unknown"),
         "features": present,
@@ -188,6 +174,7 @@ def describe():
         "read_gb_per_s": summary(rates),
         "card": card,
     }
+    return {"machine": machine}
 
 
 def has_feature(name):
@@ -210,7 +197,3 @@ def _card():
     except OSError:
         return None
     return done.stdout.splitlines()[0].strip() if done.stdout.strip() else None
-
-
-if __name__ == "__main__":
-    print(json.dumps(describe()))

@@ -18,9 +18,10 @@ openvino, nncf and ctranslate2. What is not installed, or has no such precision,
 
 Every program, kind of text and round has a process of its own; the programs alternate. A process
 receives one text, which ends its start, then all texts once for each batch size, since a running
-server has seen the shapes before, and then --passes times. A latency is the median of a pass.
+server has seen the shapes before, and then three times. A latency is the median of a pass.
 """
 
+import collections
 import json
 import os
 import pathlib
@@ -32,7 +33,6 @@ import tempfile
 import own_process
 import results
 
-MODELS, MEASURE = "serving_models", "serving_backends"
 TITLES = {
     "ours": "bert_tf",
     "litert": "bert_tf, LiteRT",
@@ -42,17 +42,8 @@ TITLES = {
     "openvino": "OpenVINO",
     "ctranslate2": "CTranslate2",
 }
-OF_TORCH = ("torch", "transformers", "tokenizers")
-PACKAGES = {
-    "ours": (),
-    "litert": ("ai_edge_litert",),
-    "keras_hub": ("keras_hub",),
-    "transformers": OF_TORCH[:2],
-    "onnxruntime": (*OF_TORCH, "onnx", "onnxscript", "onnxruntime"),
-    "openvino": (*OF_TORCH, "openvino", "nncf"),
-    "ctranslate2": (*OF_TORCH, "ctranslate2"),
-}
 BASELINES = ("transformers", "onnxruntime", "openvino", "ctranslate2")
+CONVERTED = BASELINES[1:]  # From the directory of transformers.
 WITHOUT_BFLOAT16 = ("litert", "onnxruntime", "ctranslate2")
 # Kind of text: number of texts, texts per request.
 QUICK = {"short": (32, (1, 16)), "long": (4, (1,))}
@@ -61,7 +52,6 @@ COMPLETE = {"short": (64, (1, 16, 64)), "mixed": (64, (1, 16, 64)), "long": (16,
 # int8 differs by up to 0.16. Without the attention mask, with the other segment or with two layers
 # swapped it is 0.36 to 0.93. Smaller mistakes are found in float32, in which the same code runs.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.25}
-CHECKED = 4  # Number of texts per kind.
 
 
 def main():
@@ -70,124 +60,110 @@ def main():
     parser.add_argument("--programs", default=",".join(TITLES))
     parser.add_argument("--precision", help="default: float32, and without --quick what is fast")
     parser.add_argument("--model_size", choices=("tiny", "base"), default="base")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--passes", type=int, default=3)
     options = parser.parse_args()
     if options.baselines and not shutil.which(options.baselines):
         parser.error(f"--baselines={options.baselines}: no such program")
     if unknown := sorted(set(options.programs.split(",")) - set(TITLES)):
         parser.error(f"--programs={unknown[0]}: expected some of {', '.join(TITLES)}")
-    kinds, rounds = (QUICK, 1) if options.quick else (COMPLETE, 3)
     precisions = options.precision.split(",") if options.precision else ["float32"]
     if not options.precision and not options.quick:
         precisions += ["bfloat16"] * results.has_feature("avx512_bf16") + ["int8"]
     measured = results.Results("serving", options)
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(own_process.THREADS)])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: own_process.THREADS])
     for precision in precisions:
-        backends = available(options, precision, measured)
         with tempfile.TemporaryDirectory() as directory:
-            backends = prepare(directory, backends, precision, kinds, options, measured)
-            measure(
-                directory, backends, precision, kinds, options.rounds or rounds, options, measured
-            )
+            Comparison(pathlib.Path(directory), precision, options, measured).run()
         measured.save()
 
 
-def available(options, precision, measured):
-    """Return the available programs, and record why others are left out."""
-    found = []
-    for name in options.programs.split(","):
-        title = f"{TITLES[name]}, {precision}"
-        if precision == "bfloat16" and name in WITHOUT_BFLOAT16:
-            measured.leave_out(title, "no bfloat16 on processors")
-        elif precision == "int8" and name == "keras_hub":
-            measured.leave_out(title, "a request of 16 short texts takes ten seconds")
-        elif name in BASELINES and not options.baselines:
-            measured.leave_out(title, "--baselines is not set")
-        elif missing := not_installed(python_of(name, options), PACKAGES[name]):
-            measured.leave_out(title, f"{', '.join(missing)} not installed")
-        else:
-            found.append(name)
-    return found
+class Comparison:
+    """Comparison of all programs in one precision."""
 
+    def __init__(self, directory, precision, options, measured):
+        self._directory, self._precision = directory, precision
+        self._options, self._measured = options, measured
+        self._kinds, self._rounds = (QUICK, 1) if options.quick else (COMPLETE, 3)
 
-def not_installed(python, packages):
-    """Return the packages that an interpreter cannot import."""
-    return own_process.call(f"{MEASURE}.not_installed", python=python, packages=packages)["missing"]
+    def run(self):
+        """Write the models, compare their probabilities, time requests and record figures."""
+        programs = self._write(
+            [name for name in self._options.programs.split(",") if self._has(name)]
+        )
+        texts = json.loads((self._directory / "texts.json").read_text(encoding="utf-8"))
+        programs = [name for name in programs if self._is_right(name, texts)]
+        found = collections.defaultdict(list)
+        for _ in range(self._rounds):
+            for kind, (_, batches) in self._kinds.items():
+                for name in programs:
+                    for key, values in figures_of(kind, self._call(name, kind, batches)).items():
+                        found[*key, name] += values
+        for (workload, unit, name), values in found.items():
+            table = f"Serving, {self._precision}"
+            self._measured.add(table, workload, TITLES[name], unit, values)
 
+    def _has(self, name):
+        """Return whether a program can run, or record why it is left out."""
+        if self._precision == "bfloat16" and name in WITHOUT_BFLOAT16:
+            return self._leave_out(name, "no bfloat16 on processors")
+        if self._precision == "int8" and name == "keras_hub":
+            return self._leave_out(name, "a request of 16 short texts takes ten seconds")
+        if name in BASELINES and not self._options.baselines:
+            return self._leave_out(name, "--baselines is not set")
+        return True
 
-def python_of(name, options):
-    """Return the interpreter of a program."""
-    return options.baselines if name in BASELINES else sys.executable
+    def _leave_out(self, name, reason):
+        self._measured.leave_out(f"{TITLES[name]}, {self._precision}", reason)
+        return False
 
+    def _write(self, programs):
+        """Write texts and models; return the programs that have one."""
+        common = {"directory": str(self._directory), "precision": self._precision}
+        counts = {kind: count for kind, (count, _) in self._kinds.items()}
+        failed = own_process.call(
+            "serving_models.write",
+            counts=counts,
+            programs=programs,
+            model_size=self._options.model_size,
+            **common,
+        )["failed"]
+        for name in set(programs) & set(CONVERTED):
+            function, python = "serving_backends.convert", self._options.baselines
+            try:
+                own_process.call(function, python=python, backend=name, **common)
+            except own_process.Failed as failure:
+                failed[name] = failure
+        for name, reason in failed.items():
+            self._leave_out(name, reason)
+        return [name for name in programs if name not in failed]
 
-def prepare(directory, backends, precision, kinds, options, measured):
-    """Write texts and models, and return the programs with the expected probabilities."""
-    plan = {"directory": directory, "precision": precision, "backends": backends}
-    counts = {kind: count for kind, (count, _) in kinds.items()}
-    own_process.call(
-        f"{MODELS}.write", counts=counts, checked=CHECKED, model_size=options.model_size, **plan
-    )
-    if set(backends) & set(BASELINES):
-        own_process.call(f"{MEASURE}.convert", python=options.baselines, **plan)
-    texts = json.loads(pathlib.Path(directory, "texts.json").read_text(encoding="utf-8"))
-    right = []
-    for name in backends:
+    def _is_right(self, name, texts):
+        """Return whether a program's probabilities are right, or record that they are not."""
         differences = []
         try:
             for kind, of_kind in texts.items():
-                answered = call(directory, name, kind, precision, options, "predictions")
-                pairs = zip(answered["rows"], of_kind["expected"], strict=True)
-                differences += [abs(a - b) for pair in pairs for a, b in zip(*pair, strict=True)]
+                rows = zip(self._call(name, kind, ())["rows"], of_kind["expected"], strict=True)
+                differences += [abs(a - b) for row in rows for a, b in zip(*row, strict=True)]
         except own_process.Failed as failure:
-            measured.leave_out(f"{TITLES[name]}, {precision}", failure)
-            continue
-        print(f"{TITLES[name]}, {precision}: differs by at most {max(differences):.1e}")
-        if max(differences) <= TOLERANCE[precision]:
-            right.append(name)
-        else:
-            reason = f"probabilities differ by {max(differences):.1e}"
-            measured.leave_out(f"{TITLES[name]}, {precision}", reason)
-    return right
+            return self._leave_out(name, failure)
+        print(f"{TITLES[name]}, {self._precision}: differs by at most {max(differences):.1e}")
+        if max(differences) > TOLERANCE[self._precision]:
+            return self._leave_out(name, f"probabilities differ by {max(differences):.1e}")
+        return True
 
-
-def call(directory, name, kind, precision, options, function, **arguments):
-    """Call a function of serving_backends.py in a process of a program."""
-    model = {"keras_hub": f"keras_hub-{512 if kind == 'long' else 128}"}
-    model["transformers"] = "huggingface"
-    return own_process.call(
-        f"{MEASURE}.{function}",
-        python=python_of(name, options),
-        backend=name,
-        model=str(pathlib.Path(directory, model.get(name, name))),
-        precision=precision,
-        texts=str(pathlib.Path(directory, "texts.json")),
-        kind=kind,
-        **arguments,
-    )
-
-
-def measure(directory, backends, precision, kinds, rounds, options, measured):
-    """Time all programs in turns and record their figures."""
-    found = {}
-    for _ in range(rounds):
-        for kind, (_, batches) in kinds.items():
-            for name in backends:
-                timed = call(
-                    directory,
-                    name,
-                    kind,
-                    precision,
-                    options,
-                    "times",
-                    batches=batches,
-                    passes=options.passes,
-                )
-                for key, values in figures_of(kind, timed).items():
-                    found.setdefault(key, {}).setdefault(name, []).extend(values)
-    for (workload, unit), programs in found.items():
-        for name, values in programs.items():
-            measured.add(f"Serving, {precision}", workload, TITLES[name], unit, values)
+    def _call(self, name, kind, batches):
+        """Serve texts of a kind in a process of a program."""
+        model = {"keras_hub": f"keras_hub-{512 if kind == 'long' else 128}"}
+        model["transformers"] = "huggingface"
+        return own_process.call(
+            "serving_backends.serve",
+            python=self._options.baselines if name in BASELINES else sys.executable,
+            backend=name,
+            model=str(self._directory / model.get(name, name)),
+            precision=self._precision,
+            texts=str(self._directory / "texts.json"),
+            kind=kind,
+            batches=batches,
+        )
 
 
 def figures_of(kind, timed):
@@ -199,7 +175,7 @@ def figures_of(kind, timed):
         else:
             figures[f"{kind} texts, {batch} per request", "texts/s"] = values["texts_per_second"]
     if kind == "short":
-        imported, _, answered = (second - timed["started"] for second in timed["clock"])
+        imported, answered = (second - timed["started"] for second in timed["clock"])
         figures["Python and imports", "s"] = [imported]
         figures["load and first answer", "s"] = [answered - imported]
         figures["peak memory, short texts", "MB"] = [timed["peak_mb"]]

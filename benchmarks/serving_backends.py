@@ -13,7 +13,6 @@ serving_models.py, in their environment. Of int8 there are four kinds:
 """
 
 import importlib
-import importlib.util
 import json
 import pathlib
 import shutil
@@ -21,48 +20,41 @@ import statistics
 import time
 
 import results
+from own_process import THREADS
 
-THREADS = 2
+PASSES = 3
 MAX_LENGTH = 512  # Tokens per text, at most.
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def not_installed(packages):
-    """Return the packages that this interpreter cannot import."""
-    return {"missing": [name for name in packages if not importlib.util.find_spec(name)]}
+def serve(backend, model, precision, texts, kind, batches):
+    """Load a model and time requests to it.
 
-
-def predictions(backend, model, precision, texts, kind):
-    """Return the probabilities of the texts that have expected ones."""
-    chosen = json.loads(pathlib.Path(texts).read_text(encoding="utf-8"))[kind]
-    modules, load = BACKENDS[backend]
-    for name in modules:
-        importlib.import_module(name)
-    predict = load(model, precision)
-    return {"rows": predict(chosen["texts"][: len(chosen["expected"])]).tolist()}
-
-
-def times(backend, model, precision, texts, kind, batches, passes):
-    """Return the Unix times of a start, and medians and rates of `passes` over all texts."""
+    Returns:
+        "clock": Unix times after imports and after the first answer. "batches": for each size the
+        medians and rates of passes over all texts. "rows": probabilities of the texts that have
+        expected ones.
+    """
     modules, load = BACKENDS[backend]
     for name in modules:  # A server in another language has no imports.
         importlib.import_module(name)
     clock = [time.time()]
     predict = load(model, precision)
-    clock.append(time.time())
-    chosen = json.loads(pathlib.Path(texts).read_text(encoding="utf-8"))[kind]["texts"]
+    of_kind = json.loads(pathlib.Path(texts).read_text(encoding="utf-8"))[kind]
+    chosen = of_kind["texts"]
     predict(chosen[:1])
     clock.append(time.time())
     found = {}
     for batch in batches:
         requests = [chosen[start : start + batch] for start in range(0, len(chosen), batch)]
         timed(predict, requests)  # A running server has seen the shapes before.
-        seconds = [timed(predict, requests) for _ in range(passes)]
+        seconds = [timed(predict, requests) for _ in range(PASSES)]
         found[str(batch)] = {
             "median_ms": [1000 * statistics.median(of_pass) for of_pass in seconds],
             "texts_per_second": [len(chosen) / sum(of_pass) for of_pass in seconds],
         }
-    return {"clock": clock, "batches": found}
+    rows = predict(chosen[: len(of_kind["expected"])]).tolist()
+    return {"clock": clock, "batches": found, "rows": rows}
 
 
 def timed(predict, requests):
@@ -210,13 +202,11 @@ BACKENDS = {
 }
 
 
-def convert(directory, precision, backends):
-    """Convert the Hugging Face directory for the programs that need another format."""
-    root = pathlib.Path(directory)
-    for backend, write in WRITERS.items():
-        if backend in backends:
-            write(root / "huggingface", root / backend, precision)
-            shutil.copy(root / "huggingface" / "vocab.txt", root / backend)
+def convert(directory, precision, backend):
+    """Convert the Hugging Face directory for a program that needs another format."""
+    source, converted = pathlib.Path(directory, "huggingface"), pathlib.Path(directory, backend)
+    WRITERS[backend](source, converted, precision)
+    shutil.copy(source / "vocab.txt", converted)
     return {}
 
 

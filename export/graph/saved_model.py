@@ -5,7 +5,6 @@ Shape suffixes: B texts, H hidden size.
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from bert_tf.model.encoder import Encoder
-from bert_tf.storage import format_versions
+from bert_tf.storage import files, format_versions
 from bert_tf.text import unicode_tables
 from export.graph import placement
 from export.graph.served_encoder import ServedEncoder, has_packed_products
@@ -77,9 +76,7 @@ def write_saved_model(
             {"tables_sha256": unicode_tables.sha256(), "unicode": unicode_tables.unicode_version()},
         ),
     ):
-        (extra / name).write_text(
-            json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        files.atomic_write_json(extra / name, values)
     return pipeline
 
 

@@ -10,7 +10,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
@@ -19,14 +19,31 @@ from bert_tf.storage import files, ownership, paths
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
 from bert_tf.text import unicode_tables
-from export.litert import archive, parity
+from export.checks import parity
+from export.checks.parity_cases import text_requests
+from export.litert import archive
 from export.litert.archive import INPUTS
+from export.litert.client import load_pipeline, signatures_of
 from export.publishing import loaded
 
 if TYPE_CHECKING:
     from tasks.model.task_model import TaskModel
 
 QUANTIZATIONS = ("none", "float16", "dynamic")
+TOLERANCES = {
+    "none": parity.Tolerance(1e-4, 1e-4, None),
+    "float16": parity.TOLERANCES["bfloat16"],
+    "dynamic": parity.Tolerance(0.1, 0.2, 0.1),
+}
+# Minimum fraction of equal rows. Rounding to int8 changes some predictions of unusual texts.
+MIN_EQUAL = {"none": 1.0, "float16": 1.0, "dynamic": 0.9}
+
+
+class Agreement(NamedTuple):
+    """Number of rows of the requests, and of those with equal outputs within the tolerance."""
+
+    rows: int
+    equal: int
 
 
 @argument_names()
@@ -38,7 +55,7 @@ def write_litert(
     checkpoint: str | None = None,
     overwrite: bool = False,
     log: Callable[[str], None] = lambda line: None,
-) -> parity.Agreement:
+) -> Agreement:
     """Write a trained model as a LiteRT file, from token ids to the outputs of its head.
 
     After any error nothing is written.
@@ -86,7 +103,7 @@ def _write(model, temporary, output, quantize, log):
         contents.append_to(temporary)
         progress.move(1)
         log("checking parity with the trained model")
-        agreement = parity.check(temporary, model, quantize)
+        agreement = check_parity(temporary, model, quantize)
         record = {
             "quantize": quantize,
             "parity": agreement._asdict(),
@@ -135,3 +152,31 @@ def _traced(function):
         autograph=False,
         jit_compile=True,
     ).get_concrete_function()
+
+
+def check_parity(path: str | os.PathLike, model: TaskModel, quantize: str) -> Agreement:
+    """Compare a LiteRT file with the trained model, on the requests of a SavedModel's parity check.
+
+    Raises:
+        UserError: If too many outputs differ. The message names the first string.
+    """
+    pipeline = load_pipeline(path)
+    examples = [
+        (signature.name, signature.example())
+        for signature in signatures_of(pipeline)
+        if signature.name in pipeline.token_functions
+    ]
+    functions = {name: pipeline.signatures[name] for name in pipeline.token_functions}
+    cases = [*examples, *text_requests(model, functions)]
+    outputs = [parity.called(functions[name], inputs) for name, inputs in cases]
+    rows = sum(len(next(iter(inputs.values()))) for _, inputs in cases)
+    trained, tolerance = model.serving.pipeline, TOLERANCES[quantize]
+    messages = [
+        message
+        for differing in parity.differences(trained, cases, outputs, tolerance)
+        for message in differing.values()
+    ]
+    equal = rows - len(messages)
+    if equal < MIN_EQUAL[quantize] * rows:
+        raise UserError(f"not written: {messages[0]} ({equal} of {rows} rows are equal)")
+    return Agreement(rows, equal)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
+from bert_tf.system.versions import versions
 from bert_tf.text import unicode_tables
 from export.package import documents
 
@@ -72,6 +72,7 @@ def model_card(
         data = dict(zip(settings.get("shards", ()), data, strict=False))
     checkpoint = documents.base_name(source.path)
     step = run.checkpoints.step_of(checkpoint)
+    installed = versions(PACKAGES)
     tuned_metrics = (source.tuned or {}).get("metrics", {})
     return documents.render(
         "MODEL_CARD.md",
@@ -113,8 +114,11 @@ def model_card(
         device=device,
         checked_on=_gpu() if device == "gpu" else None,
         versions={
-            package: {"trained": train.get("versions", {}).get(package), "exported": version}
-            for package, version in zip(PACKAGES, map(_installed, PACKAGES), strict=True)
+            package: {
+                "trained": train.get("versions", {}).get(package),
+                "exported": installed[package],
+            }
+            for package in PACKAGES
         },
     )
 
@@ -133,11 +137,3 @@ def _gpu():
     for gpu in tf.config.get_visible_devices("GPU"):
         return tf.config.experimental.get_device_details(gpu).get("device_name", "a GPU")
     return None
-
-
-def _installed(package):
-    """Return the version of an installed package, or `None`."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
