@@ -199,8 +199,8 @@ class DataSettings:
         tasks=("similarity",),
     )
     negatives_column: str | None = flag(
-        "column of hard negatives, a text or a list (default negatives or negative, if there is "
-        "one)",
+        "column of hard negatives, a text or a list (default negatives, negative, and negative_1, "
+        "negative_2, ..., those that there are)",
         None,
         tasks=("similarity",),
     )

@@ -80,6 +80,8 @@ def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | Ba
     file = data_file(source, SUFFIXES)
     columns = columns_of_pairs(task, file)
     names = [*columns.texts, *([columns.label] if columns.label else [])]
+    # Of texts without labels, the first row of .jsonl may lack what others have.
+    others = _SCORES if len(columns.texts) == 1 and columns.label is None else ()
     unescape_html = task.get("unescape_html", False)
 
     def example(values, location):
@@ -87,6 +89,9 @@ def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | Ba
         for column, text in zip(columns.texts, texts, strict=True):
             if not text.strip():
                 raise RowError(f"column {column!r}: expected a text, received an empty string")
+        for column in others:
+            if column in values:
+                raise RowError(f"column {column!r}: expected none, since the first row has none")
         for column in columns.negatives:
             negatives = values.get(column, [])
             negatives = [negatives] if isinstance(negatives, str) else negatives
@@ -100,7 +105,7 @@ def read_pairs(task: Mapping[str, Any], source: Source) -> Iterator[Example | Ba
         names,
         unescape_html,
         lists=columns.negatives,
-        optional=columns.negatives,
+        optional=(*columns.negatives, *others),
         make=example,
     )
 
@@ -120,13 +125,14 @@ def columns_of_pairs(task: Mapping[str, Any], file: DataFile) -> PairColumns:
     negatives = (column,) if column else tuple(dict.fromkeys(found))
     if len(given) == 2:
         return PairColumns(given, () if label else negatives, label)
-    is_unlabelled = task.get("has_teacher") and not {label or "label", *_SCORES} & set(there)
+    if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
+        return PairColumns(PAIR_COLUMNS, negatives)
+    # A label column that is named has to be there.
+    is_unlabelled = task.get("has_teacher") and label is None and not set(_SCORES) & set(there)
     if is_unlabelled and set(given) <= set(there):
         return PairColumns(given)
     if given != ("text",):
         return PairColumns(given, label=label or "label")
-    if set(PAIR_COLUMNS) <= set(there) and label is None:
-        return PairColumns(PAIR_COLUMNS, negatives)
     score = label or next((name for name in _SCORES if name in there), None)
     if "text_a" in there and "text_b" in there and score:
         return PairColumns(("text_a", "text_b"), label=score)
