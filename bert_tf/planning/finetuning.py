@@ -50,7 +50,8 @@ class Finetuning:
         is_frozen: Whether the encoder runs once per sample, without training.
         runs: Number of runs, one after the other.
         accumulation_steps: Parts of a batch that a device computes one after the other.
-        is_cached: Whether the outputs of all parts are computed before, once more.
+        is_cached: Whether a step computes the outputs of all parts before it computes them again
+            with their gradients.
     """
 
     config: BertConfig

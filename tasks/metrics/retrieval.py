@@ -4,7 +4,6 @@ A ranking is a list of documents, the best first. A document is relevant to a qu
 relevance is above 0; only nDCG distinguishes grades. Each metric is a mean over the queries that
 have judgements, as of trec_eval with -c: a query without a ranking, or without a relevant
 document, counts as 0.
-
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -117,8 +117,8 @@ class OutputManifest(ShardManifest):
         """Build the manifest before any shard is written.
 
         The names of the files begin with `name`, such as "predictions". `plan` is all that
-        determines
-        the content of the shards, as JSON values: "settings", "model", "input" and "versions".
+        determines the content of the shards, as JSON values: "settings", "model", "input" and
+        "versions".
         """
         values = {"complete": False, "rows": 0, "bad_rows": 0, "plan": dict(plan), "shards": []}
         return cls(directory, values, shard_names(name, num_shards, file_format))
