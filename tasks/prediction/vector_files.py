@@ -99,7 +99,12 @@ def _paths_of(pattern):
             raise UserError(
                 f"--vectors={pattern}: no {NAME}; expected a directory of shards of bert-tf extract"
             )
-        manifest = OutputManifest.load(pattern)
+        try:
+            manifest = OutputManifest.read(pattern)
+        except UserError as error:
+            raise UserError(
+                f"--vectors={pattern}: expected a directory of shards of bert-tf extract; {error}"
+            ) from None
         if not manifest.is_complete:
             raise UserError(f"--vectors={pattern}: shards are missing; rerun bert-tf extract")
         paths = [manifest.path(entry["file"]) for entry in manifest.shards]

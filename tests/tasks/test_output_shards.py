@@ -209,6 +209,9 @@ def test_shards_of_lines_are_no_vectors(texts, in_process):
     write(texts)
     with pytest.raises(UserError, match=r"--file_format=npy or parquet, received .*\.jsonl"):
         Vectors(str(texts / "out"))
+    (texts / "out" / "manifest.json").write_text('{"complete": true}')
+    with pytest.raises(UserError, match='out: expected .* of bert-tf extract; .*no "plan"$'):
+        Vectors(str(texts / "out"))
 
 
 def test_a_bad_row_is_an_error_in_its_place_and_is_counted(texts, in_process):
