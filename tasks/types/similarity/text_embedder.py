@@ -152,8 +152,10 @@ class SimilarityTask(TextTask):
         rows = row_reader(cls.kind)(options, data, True) if not isinstance(data, FileRows) else data
         first = next(iter(raise_bad_rows(rows)), None)
         is_scored = first is not None and len(first.texts["text"]) == 2 and first.label is not None
+        # Texts for a teacher have no loss of their own: it says what dev rows are.
+        is_alone = first is not None and len(first.texts["text"]) == 1 and first.label is None
         loss = options.setdefault("loss", "cosent" if is_scored else "contrastive")
-        if is_scored != (loss in SCORED):
+        if is_scored != (loss in SCORED) and not is_alone:
             what = "pairs with a score" if is_scored else "pairs or classes without a score"
             expected = [name for name in LOSSES if (name in SCORED) == is_scored]
             raise UserError(f"--loss={loss}: expected {' or '.join(expected)} for {what}")
