@@ -287,7 +287,9 @@ class SimilarityTask(TextTask):
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
         """Return a score as a float, a class as a string, or None for a pair without a score."""
         if not self.is_scored and value is not None:
-            if isinstance(value, float) and math.isnan(value):  # Missing in a DataFrame.
+            # NaN and pandas.NA are missing in a DataFrame.
+            is_nan = isinstance(value, float) and math.isnan(value)
+            if is_nan or not isinstance(value, str | int | float):
                 raise ValueError(f"expected a class, received {value}")
             value = as_label(str(value))
         self._check_label(value, len(texts["text"]))
