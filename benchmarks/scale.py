@@ -108,8 +108,8 @@ def estimate_pretraining(sizes, precision, recompute):
 
     from bert_tf import BertConfig
     from bert_tf.planning.devices import measure_processor
-    from bert_tf.planning.memory import StepSizes
     from bert_tf.planning.estimates import Training, estimate
+    from bert_tf.planning.memory import StepSizes
 
     sizes = Sizes(**sizes)
     config, tokens = BertConfig(**sizes.config), sizes.batch * sizes.length

@@ -105,7 +105,7 @@ class Finetuning:
     is_frozen: bool = False  # Whether the encoder runs once per sample, without training.
     runs: int = 1  # Number of runs, one after the other.
     accumulation_steps: int = 1  # Parts of a batch that a device computes one after the other.
-    is_cached: bool = False  # Whether the outputs of all parts are computed before, once more.
+    is_cached: bool = False  # Whether a step computes the outputs of all parts twice.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

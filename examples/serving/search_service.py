@@ -54,6 +54,17 @@ def client(address):
     return GrpcClient(server, model)
 
 
+def open_index(path, texts):
+    """Return the index of the vectors of texts, mapped into memory."""
+    try:
+        index = usearch.index.Index.restore(path, view=True)
+    except (ValueError, RuntimeError):
+        index = None
+    if index is None or len(index) != len(texts):
+        raise SystemExit(f"--index={path}: expected the index of {len(texts)} texts")
+    return index
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     service: SearchService
 
@@ -86,7 +97,7 @@ def main():
     flags = parser.parse_args()
     with open(flags.texts, encoding="utf-8", newline="") as lines:
         texts = [row["text"] for row in csv.DictReader(lines)]
-    index = usearch.index.Index.restore(flags.index, view=True)
+    index = open_index(flags.index, texts)
     Handler.service = SearchService(
         client(flags.embedder), client(flags.ranker), index, texts, flags.query_prompt
     )

@@ -63,8 +63,8 @@ class DataSettings:
     )
     train: str = flag("training file, in a format of the task (docs/data-formats.md)")
     init_from: str = flag(
-        "pretrained or fine-tuned weights: run, Hugging Face directory, TensorFlow checkpoint or "
-        "keras-nlp preset"
+        "pretrained or fine-tuned weights: run, Hugging Face or sentence-transformers directory, "
+        "TensorFlow checkpoint or keras-nlp preset"
     )
     output_dir: str = flag("run directory, created or resumed")
     dev: tuple[str, ...] = flag(
@@ -93,7 +93,8 @@ class DataSettings:
         tasks=_TEXT,
     )
     max_seq_length: int = flag_by_task(
-        "maximum tokens per text or pair, with [CLS] and [SEP]",
+        "maximum tokens per text or pair, with [CLS] and [SEP]; of task similarity by default that "
+        "of an embedder as --init_from",
         "max_seq_length",
         bounds={">=": 4},
     )
@@ -199,8 +200,8 @@ class DataSettings:
         tasks=("similarity",),
     )
     negatives_column: str | None = flag(
-        "column of hard negatives, a text or a list (default negatives or negative, if there is "
-        "one)",
+        "column of hard negatives, a text or a list (default negatives, negative, and negative_1, "
+        "negative_2, ..., those that there are)",
         None,
         tasks=("similarity",),
     )
@@ -210,9 +211,16 @@ class DataSettings:
         None,
         tasks=("similarity",),
     )
-    normalize: bool | None = flag("vectors of length 1 (default true)", None, tasks=("similarity",))
+    normalize: bool | None = flag(
+        "vectors of length 1 (default as of an embedder as --init_from, otherwise true)",
+        None,
+        tasks=("similarity",),
+    )
     dense_units: tuple[str, ...] = flag(
-        "sizes of dense layers after pooling, a projection", (), tasks=("similarity",)
+        "sizes of dense layers after pooling, a projection (default those of an embedder as "
+        "--init_from, otherwise none)",
+        (),
+        tasks=("similarity",),
     )
     matryoshka_dims: tuple[str, ...] = flag(
         "sizes of prefixes of the vectors that are trained to be vectors themselves",

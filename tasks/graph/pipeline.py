@@ -65,7 +65,7 @@ class Pipeline(tf.Module):
         short_tokens: Up to this many tokens, a single sequence has a branch of its own; see
             `tasks.graph.chunking.run_in_chunks`. 0 for none.
         is_on_gpu: Whether XLA compiles the model for a GPU, on packed batches of few shapes. The
-            graph is pinned to the CPU otherwise, which has all operations of strings.
+            rest of the graph then runs on the CPU, which has all operations of strings.
 
     Attributes:
         token_functions: By signature, the function from the encoder's inputs of W windows, in

@@ -17,6 +17,7 @@ from tasks.base.task import Task, task_class
 from tasks.base.task_types import default_settings, read_file
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import as_list, jsonable, without_axis
+from tasks.data.readers.rows import raise_bad_rows
 
 WEIGHTS_UNSUPPORTED = "expected none in an evaluation, whose metrics count every row once"
 
@@ -54,18 +55,32 @@ def read_examples(
     Args:
         path: .csv, .tsv, .jsonl or a format of the task type (docs/data-formats.md).
         task_type: Name of the task type.
-        labelled: Whether the rows have labels.
+        labelled: Whether to read labels; without them, the file needs none.
         **options: Fields of the task that name columns, such as text_columns=("a", "b").
 
     Raises:
         UserError: At the first bad row.
     """
+    if not labelled:
+        return _read_texts(path, task_type, options)
     options["max_seq_length"] = default_settings(task_type)["max_seq_length"]
     data = read_file({"kind": task_type, **options}, path)
     task = task_class(task_type).from_data(data, **options)
-    examples = task.load_examples(data if labelled else os.fspath(path), labelled)
+    examples = task.load_examples(data)
     y = [task.decode_label(label) for label in examples.labels]
     return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
+
+
+def _read_texts(path, task_type, options):
+    """Return the rows of a file without labels, of which a task cannot be created."""
+    fields = {field.name for field in dataclasses.fields(task_class(task_type))}
+    if unknown := sorted(options.keys() - fields):
+        raise UserError(f"{unknown[0]}: unknown option; expected fields of {task_type}")
+    rows = list(raise_bad_rows(read_file({"kind": task_type, **options}, path, labelled=False)))
+    if not rows:
+        raise UserError(f"{path}: expected at least one good row")
+    texts = {name: [row.texts[name] for row in rows] for name in rows[0].texts}
+    return Rows(texts, [], (), os.fspath(path))
 
 
 def is_token_ids(x: Any) -> bool:

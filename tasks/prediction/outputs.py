@@ -360,20 +360,29 @@ class OutputManifest(ShardManifest):
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> Self:
-        """Read the manifest of a directory; see `ShardManifest.load`."""
-        path = os.path.join(directory, NAME)
+        """Read the manifest of a directory to write to; see `ShardManifest.load`."""
         try:
-            values = format_versions.without_version(read_json_object(path), path, _FIELDS)
-            plan = field(values, "plan", dict, path)
-            for name in ("settings", "versions"):
-                field(plan, name, dict, path)
-            for name in ("model", "input"):
-                field(plan, name, list, path)
-            field(values, "complete", bool, path)
-            for entry in field(values, "shards", list, path):
-                cls.check_entry(entry, path)
+            return cls.read(directory)
         except UserError as error:
             raise UserError(f"{error}; name a new --output_dir") from None
+
+    @classmethod
+    def read(cls, directory: str | os.PathLike) -> Self:
+        """Read the manifest of a directory.
+
+        Raises:
+            UserError: If it is not a manifest of output shards.
+        """
+        path = os.path.join(directory, NAME)
+        values = format_versions.without_version(read_json_object(path), path, _FIELDS)
+        plan = field(values, "plan", dict, path)
+        for name in ("settings", "versions"):
+            field(plan, name, dict, path)
+        for name in ("model", "input"):
+            field(plan, name, list, path)
+        field(values, "complete", bool, path)
+        for entry in field(values, "shards", list, path):
+            cls.check_entry(entry, path)
         return cls(directory, values)
 
     @property

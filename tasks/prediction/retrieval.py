@@ -42,8 +42,8 @@ def check_embedder(path: str, checkpoint: str | None = None) -> None:
     sources.check(path, as_embedder=True)
     if _task_type(path) == "ranking":
         raise UserError(
-            f"--run={path}: expected an embedder, received a run of task ranking; its --dev file "
-            "evaluates it"
+            f"--run={path}: expected an embedder, received a run of task ranking, which scores "
+            "texts next to their query"
         )
     if checkpoint is not None:
         Run.open(path).checkpoints.step_of(checkpoint)

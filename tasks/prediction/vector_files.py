@@ -114,10 +114,22 @@ def _paths_of(pattern):
             raise UserError(
                 f"--vectors={pattern}: no {NAME}; expected a directory of shards of bert-tf extract"
             )
-        manifest = OutputManifest.load(pattern)
+        try:
+            manifest = OutputManifest.read(pattern)
+        except UserError as error:
+            raise UserError(
+                f"--vectors={pattern}: expected a directory of shards of bert-tf extract; {error}"
+            ) from None
         if not manifest.is_complete:
             raise UserError(f"--vectors={pattern}: shards are missing; rerun bert-tf extract")
-        return [manifest.path(entry["file"]) for entry in manifest.shards]
+        paths = [manifest.path(entry["file"]) for entry in manifest.shards]
+        for path in paths:
+            if not path.endswith((".npy", ".parquet")):
+                raise UserError(
+                    f"--vectors={pattern}: expected shards of bert-tf extract with "
+                    f"--file_format=npy or parquet, received {os.path.basename(path)}"
+                )
+        return paths
     paths = sorted(files.glob_files(pattern))
     if not paths:
         raise UserError(f"--vectors={pattern}: no such file")
@@ -163,11 +175,11 @@ def _read_parquet(path):
     column = table["vector"].combine_chunks()
     try:
         lengths = pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
-    except pyarrow.ArrowException:  # No lists.
+        numbers = column.flatten().to_numpy().astype(np.float32, copy=False)
+    except pyarrow.ArrowException:  # No lists, or lists of strings or nulls.
         raise UserError(f"{path}: expected lists of numbers in the column vector") from None
     if len(np.unique(lengths)) > 1:
         raise UserError(f"{path}: expected vectors of one size")
-    numbers = column.flatten().to_numpy().astype(np.float32, copy=False)
     return numbers.reshape(len(lengths), -1) if len(lengths) else np.zeros((0, 0), np.float32)
 
 

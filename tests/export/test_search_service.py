@@ -40,11 +40,27 @@ class Client:
         self.predict = of_inputs
 
 
-def test_candidates_of_the_index_are_ranked():
+@pytest.fixture
+def program():
     pytest.importorskip("usearch", reason="usearch is not installed")
     spec = importlib.util.spec_from_file_location("search_service", PROGRAM)
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_index_of_other_texts_is_rejected(program, tmp_path):
+    index = program.usearch.index.Index(ndim=2, metric="cos")
+    index.add(np.arange(4), np.eye(4, 2, dtype=np.float32))
+    index.save(str(tmp_path / "v.usearch"))
+    assert len(program.open_index(str(tmp_path / "v.usearch"), TEXTS)) == 4
+    (tmp_path / "bad.usearch").write_text("no index")
+    for name, texts in (("v", TEXTS[:3]), ("bad", TEXTS), ("none", TEXTS)):
+        with pytest.raises(SystemExit, match=rf"{name}\.usearch: expected the index of"):
+            program.open_index(str(tmp_path / f"{name}.usearch"), texts)
+
+
+def test_candidates_of_the_index_are_ranked(program):
     index = program.usearch.index.Index(ndim=2, metric="cos")
     index.add(np.arange(4), np.array([[1, 0], [1, 0.1], [1, 0.2], [0, 1]], np.float32))
 

@@ -108,6 +108,26 @@ def test_rows_for_fit_are_read_once(complaints, opened):
     assert opened[str(complaints["train"])] == 1
 
 
+UNLABELLED = {
+    "classification": ("text", ["a"], "a"),
+    "similarity": ("text", ["a"], "a"),
+    "tagging": ("text", ["a"], "a"),
+    "span_qa": ("question", ["a", "b"], "a"),
+    "ranking": ("texts", ["a", "b"], ["b"]),
+}
+
+
+@pytest.mark.parametrize("task_type", UNLABELLED)
+def test_rows_without_labels_are_read(task_type, tmp_path):
+    headers = {"span_qa": ("question", "context"), "ranking": ("query", "text")}
+    name, row, expected = UNLABELLED[task_type]
+    small.write_rows(tmp_path / "a.csv", [row], headers.get(task_type, ("text",)))
+    rows = read_examples(tmp_path / "a.csv", task_type, labelled=False)
+    assert rows.x[name] == [expected] and (rows.y, rows.labels) == ([], ())
+    with pytest.raises(UserError, match="text_colums: unknown option"):
+        read_examples(tmp_path / "a.csv", task_type, labelled=False, text_colums=("a",))
+
+
 @pytest.mark.slow
 def test_runs_of_a_sweep_and_an_evaluation_open_their_files_once(
     huggingface_dir, complaints, tmp_path, opened, capsys

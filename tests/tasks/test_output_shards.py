@@ -205,6 +205,15 @@ def test_an_array_has_no_bad_rows(texts, in_process):
         Vectors(str(texts))
 
 
+def test_shards_of_lines_are_no_vectors(texts, in_process):
+    write(texts)
+    with pytest.raises(UserError, match=r"--file_format=npy or parquet, received .*\.jsonl"):
+        Vectors(str(texts / "out"))
+    (texts / "out" / "manifest.json").write_text('{"complete": true}')
+    with pytest.raises(UserError, match='out: expected .* of bert-tf extract; .*no "plan"$'):
+        Vectors(str(texts / "out"))
+
+
 def test_a_bad_row_is_an_error_in_its_place_and_is_counted(texts, in_process):
     (texts / "b.jsonl").write_text('{"text": "a b"}\n{"txt": 1}\nnot JSON\n{"text": "c"}\n')
     assert write(texts, pattern="b.jsonl") == (4, 2)

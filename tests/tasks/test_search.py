@@ -152,9 +152,10 @@ def test_vectors_of_a_parquet_file(tmp_path):
     for column in (pa.array(vectors, pa.list_(pa.float32(), 2)), pa.array(vectors)):
         pq.write_table(pa.table({"vector": column}), path)
         assert open_vectors(path).tolist() == vectors
-    pq.write_table(pa.table({"vector": ["a"]}), path)
-    with pytest.raises(UserError, match="expected lists of numbers in the column vector"):
-        open_vectors(path)
+    for other in (["a"], [["a"]], [[1.0, None]]):
+        pq.write_table(pa.table({"vector": other}), path)
+        with pytest.raises(UserError, match="expected lists of numbers in the column vector"):
+            open_vectors(path)
     bad = {"a vector in every row": [[1.0], None], "one size": [[1.0], [1.0, 2.0]]}
     for message, values in bad.items():
         write(values)

@@ -83,6 +83,8 @@ def test_triplets_need_negatives(huggingface_dir):
         ((ANCHORS, [*POSITIVES[:3], " "]), None, "row 3: expected a text, received an empty"),
         (ANCHORS, POSITIVES, "received 4 classes of one text each; pairs of texts are a tuple"),
         (ANCHORS, ["a", float("nan"), "a", "b"], r"y.1.: expected a class, received nan"),
+        # Such as pandas.NA, which is no string either.
+        (ANCHORS, ["a", ..., "a", "b"], r"y.1.: expected a class, received Ellipsis"),
         (ANCHORS, ["a", "", "a", "b"], r"y.1.: expected a class, received an empty string"),
     ],
 )

@@ -92,6 +92,30 @@ def test_a_file_of_texts_teaches_as_the_same_rows_do(tmp_path, teacher, student)
 
 
 @pytest.mark.medium
+def test_dev_rows_of_texts_for_a_teacher_may_have_scores(tmp_path, teacher, student):
+    small.write_rows(tmp_path / "texts.csv", [(text,) for text in TEXTS], ("text",))
+    pairs = [(TEXTS[0], text, number) for number, text in enumerate(TEXTS[1:5])]
+    small.write_rows(tmp_path / "dev.csv", pairs, ("text_a", "text_b", "score"))
+    settings = FinetuneSettings(
+        task="similarity",
+        train=str(tmp_path / "texts.csv"),
+        dev=(str(tmp_path / "dev.csv"),),
+        loss="cosent",
+        teacher=str(teacher),
+        init_from=str(student),
+        output_dir=str(tmp_path / "run"),
+        dense_units=("5",),
+        max_seq_length=16,
+        **{**SETTINGS, "epochs": 1},
+    )
+    settings.check()
+    assert any("dev_spearman" in line for line in finetune(settings).metrics())
+    rows = small.write_rows(tmp_path / "pairs.csv", [("a", "b")], ("anchor", "positive"))
+    with pytest.raises(UserError, match="expected contrastive or triplet for pairs or classes"):
+        SimilarityTask.from_data(rows, max_seq_length=8, loss="cosent")
+
+
+@pytest.mark.medium
 @pytest.mark.parametrize("parts", [1, 2])
 def test_pairs_and_texts_teach_together(tmp_path, teacher, student, parts):
     model = TextEmbedder.from_pretrained(student, dense_units=(5,))

@@ -54,6 +54,8 @@ def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[E
         return read_texts(source, labelled, **task)
     file = data_file(source, SUFFIXES)
     of_texts, of_negatives, label = _columns(task, file)
+    # Of texts without labels, the first row of .jsonl may lack what others have.
+    others = _SCORES if len(of_texts) == 1 and label is None else ()
     unescape_html = task.get("unescape_html", False)
 
     def example(values, location):
@@ -61,6 +63,9 @@ def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[E
         for column, text in zip(of_texts, texts, strict=True):
             if not text.strip():
                 raise RowError(f"column {column!r}: expected a text, received an empty string")
+        for column in others:
+            if column in values:
+                raise RowError(f"column {column!r}: expected none, since the first row has none")
         for column in of_negatives:
             negatives = values.get(column, [])
             negatives = [negatives] if isinstance(negatives, str) else negatives
@@ -74,7 +79,7 @@ def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[E
         [*of_texts, *([label] if label else [])],
         unescape_html,
         lists=of_negatives,
-        optional=of_negatives,
+        optional=(*of_negatives, *others),
         make=example,
     )
 
@@ -94,13 +99,14 @@ def _columns(task, file):
     negatives = (column,) if column else tuple(dict.fromkeys(found))
     if len(given) == 2:
         return given, () if label else negatives, label
-    is_unlabelled = task.get("has_teacher") and not {label or "label", *_SCORES} & set(there)
+    if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
+        return PAIR_COLUMNS, negatives, None
+    # A label column that is named has to be there.
+    is_unlabelled = task.get("has_teacher") and label is None and not set(_SCORES) & set(there)
     if is_unlabelled and set(given) <= set(there):
         return given, (), None
     if given != ("text",):
         return given, (), label or "label"
-    if set(PAIR_COLUMNS) <= set(there) and label is None:
-        return PAIR_COLUMNS, negatives, None
     score = label or next((name for name in _SCORES if name in there), None)
     if "text_a" in there and "text_b" in there and score:
         return ("text_a", "text_b"), (), score

@@ -135,8 +135,10 @@ class SimilarityTask(TextTask):
         rows = data if isinstance(data, FileRows) else read_rows_of(task, data)
         first = next(iter(raise_bad_rows(rows)), None)
         is_scored = first is not None and len(first.texts["text"]) == 2 and first.label is not None
+        # Texts for a teacher have no loss of their own: it says what dev rows are.
+        is_alone = first is not None and len(first.texts["text"]) == 1 and first.label is None
         loss = options.setdefault("loss", "cosent" if is_scored else "contrastive")
-        if is_scored != (loss in SCORED):
+        if is_scored != (loss in SCORED) and not is_alone:
             what = "pairs with a score" if is_scored else "pairs or classes without a score"
             expected = [name for name in LOSSES if (name in SCORED) == is_scored]
             raise UserError(f"--loss={loss}: expected {' or '.join(expected)} for {what}")
@@ -269,7 +271,9 @@ class SimilarityTask(TextTask):
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
         """Return a score as a float, a class as a string, or None for a pair without a score."""
         if not self.is_scored and value is not None:
-            if isinstance(value, float) and math.isnan(value):  # Missing in a DataFrame.
+            # NaN and pandas.NA are missing in a DataFrame.
+            is_nan = isinstance(value, float) and math.isnan(value)
+            if is_nan or not isinstance(value, str | int | float):
                 raise ValueError(f"expected a class, received {value}")
             value = as_label(str(value))
         self._check_label(value, len(texts["text"]))

@@ -1,0 +1,50 @@
+"""Labelled rows of embedders: which columns a file has, and texts without labels."""
+
+import json
+
+import pytest
+
+from bert_tf import UserError
+from tasks.data.readers.pairs import read_pairs
+from tasks.data.readers.rows import raise_bad_rows
+
+TEACHER = {"has_teacher": True}
+
+
+def read(task, path):
+    return [(row.texts["text"], row.label) for row in raise_bad_rows(read_pairs(task, path))]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="rows.csv"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def test_texts_need_no_labels_if_there_is_a_teacher(write):
+    assert read(TEACHER, write("text\na\nb\n")) == [(["a"], None), (["b"], None)]
+    assert read(TEACHER, write("text,label\na,x\n")) == [(["a"], "x")]
+    assert read({**TEACHER, "text_columns": ("body",)}, write("body\na\n")) == [(["a"], None)]
+    with pytest.raises(UserError, match="expected the columns anchor and positive"):
+        read({}, write("text\na\n"))
+
+
+def test_a_label_column_that_is_named_has_to_be_there(write):
+    path = write("text,topic\na,x\n")
+    assert read({**TEACHER, "label_column": "topic"}, path) == [(["a"], "x")]
+    with pytest.raises(UserError, match=r"rows\.csv:2: no column 'tpoic'"):
+        read({**TEACHER, "label_column": "tpoic"}, path)
+
+
+def test_labels_after_a_first_row_without_one_are_errors(write):
+    for name in ("label", "score"):
+        lines = json.dumps({"text": "a"}) + "\n" + json.dumps({"text": "b", name: "x"}) + "\n"
+        with pytest.raises(UserError, match=rf"rows\.jsonl:2: column '{name}': expected none"):
+            read(TEACHER, write(lines, "rows.jsonl"))
+
+
+def test_a_teacher_does_not_turn_pairs_into_texts(write):
+    assert read(TEACHER, write("text,anchor,positive\na,b,c\n")) == [(["b", "c"], None)]
