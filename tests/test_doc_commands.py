@@ -19,7 +19,7 @@ from tests.test_docs import PAGES, command_lines, read
 # tests/test_python_docs.py a head of one's own; the reference has one example per command; other
 # pages have commands of make and pytest.
 LEFT_OUT = {"docs/demo.md", "docs/commands.md", "docs/own-head.md"}
-NOT_RUN = ("--url=", "--grpc=", "--help", "--dask_address=", "--beam_args=", "...")
+NOT_RUN = ("--url=", "--grpc=", "--help", "--version", "--dask_address=", "--beam_args=", "...")
 WORDS = {"PATH": "DIR", "WEIGHTS": "DIR", "novels.txt": "corpus/a.txt", "MODELS/": "models/"}
 WORDS |= {"held_out.txt": "corpus/a.txt", "SHARDS128,SHARDS512": "SHARDS,HELD_OUT"}
 WORDS |= {"--model_size=base": "--config=config.json", "--model_size=mini": "--config=config.json"}
@@ -27,6 +27,7 @@ WORDS |= {
     "--phase_steps=900000,100000": "--phase_steps=1,1",
     "--vocab_size=30522": "--vocab_size=90",
 }
+WORDS |= {"--devices=8": "--devices=4", "=SMALL": "=DIR"}
 WORDS |= {"--seeds=1,2,3": "--seeds=1", "--vocab_size=8000": "--vocab_size=59"}
 WORDS |= {"--layer=2 --head=8": "--layer=0 --head=1"}
 WORDS |= {"--normal_labels=neither": "--normal_labels=neither --latent_dim=4"}
@@ -101,10 +102,18 @@ def prepare(page):
             run("bert-tf convert --from=RUN --to=THEIR_NER_MODEL --format=huggingface")
         case "docs/data-formats.md":
             write_both(("body", "topic"), labels)
+        case "docs/distillation.md":
+            fine_tune(max_seq_length=16)
+            shutil.copy("rows.csv", "more.csv")
+        case "docs/tasks/similarity.md":
+            fine_tune("similarity", train="pairs.csv", max_seq_length=16)
+            pathlib.Path("RUN").rename("TEACHER")
+            small.write_rows("texts.csv", [(text,) for text in TEXTS], ("text",))
         case "docs/domain-adaptation.md":
             shutil.copy("corpus/a.txt", "domain.txt")
         case (
-            "docs/plots.md"
+            "docs/litert.md"
+            | "docs/plots.md"
             | "docs/prediction.md"
             | "docs/run-directories.md"
             | "docs/serving.md"
