@@ -12,7 +12,7 @@ TEACHER = {"has_teacher": True}
 
 
 def read(task, path):
-    return [(row.texts["text"], row.label) for row in raise_bad_rows(read_pairs(task, path))]
+    return [(row.texts["text"], row.label) for row in raise_bad_rows(read_pairs(path, **task))]
 
 
 @pytest.fixture
