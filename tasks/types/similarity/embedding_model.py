@@ -83,7 +83,7 @@ class EmbeddingModel(keras.Model):
         dtype: str = "float32",
         name: str | None = None,
     ) -> None:
-        super().__init__(name=name)
+        super().__init__(name=name, autocast=False)  # As of the encoder.
         self.layer_name, self.normalize = layers, normalize
         self.pools = tuple(POOLING[part] for part in pooling.split("+"))
         self.encoder = Encoder(config, dtype=dtype)
