@@ -65,8 +65,7 @@ class Encoder(keras.layers.Layer):
         recompute: bool = False,
         **kwargs: Any,
     ) -> None:
-        # Keras would round token ids that are floats, as in a graph for GPUs, to the compute dtype.
-        super().__init__(name=name, autocast=False, **kwargs)
+        super().__init__(name=name, **kwargs)
         self.recompute = recompute
         self.config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         self.embeddings = layers.Embeddings(self.config, dtype=self.dtype_policy, name="embeddings")

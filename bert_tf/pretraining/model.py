@@ -113,7 +113,7 @@ class PretrainingModel(keras.Model):
         recompute: bool = False,
         name: str = "pretraining",
     ) -> None:
-        super().__init__(name=name, autocast=False)  # As of the encoder.
+        super().__init__(name=name, autocast=False)  # Token ids may be floats.
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         self.config = config
         self.encoder = Encoder(config, name="bert", dtype=dtype, recompute=recompute)

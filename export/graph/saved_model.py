@@ -108,7 +108,8 @@ class PortableEncoder:
         self, inputs: Mapping[str, tf.Tensor], **options: Any
     ) -> dict[str, tf.Tensor | list[tf.Tensor]]:
         """Run the encoder; see `Encoder`."""
-        outputs = self._encoder(inputs, **options)
+        # Not as a layer, of which Keras would round token ids that are floats.
+        outputs = self._encoder.call(inputs, **options)
         return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32), outputs)
 
 

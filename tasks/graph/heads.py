@@ -37,7 +37,8 @@ class _Model(keras.Model):
     has_pooler = True  # An unused pooler is frozen.
 
     def __init__(self, config: BertConfig, units: int, **kwargs):
-        super().__init__(autocast=False, **kwargs)  # As of the encoder.
+        # Keras would round token ids that are floats, as in a graph for GPUs, to the compute dtype.
+        super().__init__(autocast=False, **kwargs)
         self.config, self.units = config, units
         self.encoder = Encoder(config, dtype=self.dtype_policy)
         self.encoder.pooler.trainable = self.has_pooler

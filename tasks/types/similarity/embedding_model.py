@@ -83,7 +83,7 @@ class EmbeddingModel(keras.Model):
         dtype: str = "float32",
         name: str | None = None,
     ) -> None:
-        super().__init__(name=name, autocast=False)  # As of the encoder.
+        super().__init__(name=name, autocast=False)  # Token ids may be floats.
         self.layer_name, self.normalize = layers, normalize
         self.pools = tuple(POOLING[part] for part in pooling.split("+"))
         self.encoder = Encoder(config, dtype=dtype)
