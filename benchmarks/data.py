@@ -1,7 +1,7 @@
 """Measure preparing text: tokenizing, learning a vocabulary, writing and reading shards.
 
-    python benchmarks/data.py --quick              (three minutes)
-    python benchmarks/data.py --data=DIR           (fifteen minutes)
+    python benchmarks/data.py --quick
+    python benchmarks/data.py --data=DIR
 
 The text is DIR/text/books.txt, English novels with one sentence per line, or without DIR random
 sentences of the complaints of examples/. The tokenizers have an uncased vocabulary of 30,522

@@ -100,7 +100,7 @@ def main():
             for suffix, values in found["figures"].items():
                 for unit, value in values.items():
                     measured.add(table, case + suffix, program, unit, [value])
-            measured.save()  # After each case, since the machine is lent for minutes.
+            measured.save()  # An interruption loses one case at most.
 
 
 def call(part, case, toy, seconds=1, environment=None, **options):

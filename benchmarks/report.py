@@ -64,9 +64,9 @@ INTRODUCTION = f"""# Performance
 make benchmark
 ```
 
-The command measures your machine in half an hour and prints tables like those below. The scripts
-are in `benchmarks` ([what each one answers](../benchmarks/README.md)). This page is generated from
-the files of `benchmarks/results`, which have all figures, commands and versions.
+The command measures your machine and prints tables like those below. The scripts are in
+`benchmarks` ([what each one answers](../benchmarks/README.md)). This page is generated from the
+files of `benchmarks/results`, which have all figures, commands and versions.
 
 - The programs of a row ran in turns in one run, with the same weights, rows and batches; on
   processors with two threads.

