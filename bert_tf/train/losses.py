@@ -375,12 +375,12 @@ class FunctionLoss(keras.losses.Loss):
 
 
 def has_own_divisor(loss: Callable[..., tf.Tensor]) -> TypeGuard[keras.losses.Loss]:
-    """Whether a loss is one of Keras, whose `reduction` chooses what its sum is divided by."""
+    """Return True for a loss of Keras, whose `reduction` chooses what its sum is divided by."""
     return isinstance(loss, keras.losses.Loss) and not isinstance(loss, WeightedMean)
 
 
 def compares_examples(losses: Iterable[Callable[..., tf.Tensor]]) -> bool:
-    """Whether one of the losses is a `BatchLoss`, perhaps wrapped for Keras."""
+    """Return True if one of the losses is a `BatchLoss`, perhaps wrapped for Keras."""
     wrapped = ((loss, getattr(loss, "function", None)) for loss in losses)
     return any(isinstance(loss, BatchLoss) for pair in wrapped for loss in pair)
 

@@ -203,7 +203,7 @@ class TrainStep:
         return outputs, terms, norm
 
     def _divides_by_weights(self, weights):
-        """Whether each term of the loss is divided by the sum of its weights."""
+        """Return True if each term of the loss is divided by the sum of its weights."""
         losses = [loss for _, loss in self._terms.values()]
         return None not in weights.values() and not any(map(has_own_divisor, losses))
 
