@@ -2,7 +2,8 @@
 
     python benchmarks/gpu.py --minutes=8
 
-Each part runs in a process of its own with a time limit, so that a failure costs that part alone:
+Each case runs in a process of its own with a time limit, so that a failure costs that case alone.
+Several cases prepare their programs side by side, and are timed one after the other:
 
     device        GPU, versions, precision that "auto" selects, memory growth, rates of a matrix
                   product and of a copy
@@ -13,15 +14,21 @@ Each part runs in a process of its own with a time limit, so that a failure cost
     determinism   two equal runs of 20 steps, compared bit for bit and timed, without and with what
                   --deterministic sets
     cache         the first step without and with saved programs and timings of kernels
-    pytorch       the same pretraining steps with transformers, SDPA and torch.compile
+    pytorch       the same steps with transformers, SDPA and torch.compile
+
+Cases with "no attention dropout" set attention_probs_dropout_prob=0, with which bert_tf uses
+cuDNN's attention.
 
 FLOPs are those of matrix products (bert_tf.planning.estimates.flops_per_token); MFU is their rate
 over the peak of the GPU for dense bfloat16 products. Rates are means over the timed steps of one
 run. Prints a JSON object per case; --toy runs all parts with tiny sizes on any device.
 """
 
+import concurrent.futures
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -39,35 +46,40 @@ TOY = {"layers": 2, "hidden": 128, "vocabulary": 2000}
 # Model, examples x tokens, and what differs from a step in the packed layout, compiled as a whole.
 PRETRAINING = (
     "base, 256 x 128",
+    "base, 256 x 128, no attention dropout",
+    "base, 64 x 512",
+    "base, 64 x 512, no attention dropout",
+    "large, 128 x 128",
+    "large, 128 x 128, no attention dropout",
+    "large, 32 x 512",
+    "large, 32 x 512, no attention dropout",
+    "base, 512 x 128, mixed lengths",
     "base, 256 x 128, padded step",
     "base, 256 x 128, padded kernels",
-    "base, 64 x 512",
-    "large, 128 x 128",
-    "large, 32 x 512",
-    "base, 512 x 128, mixed lengths",
 )
 FINETUNING = (
     "base, 32 x 128",
+    "base, 32 x 128, no attention dropout",
     "base, 32 x 128, padded step",
     "base, 32 x 128, flat kernels",
     "base, 32 x 128, mixed lengths",
+)
+PYTORCH = (
+    *(f"pretraining, {case}" for case in PRETRAINING[:8]),
+    *(f"finetuning, {case}" for case in FINETUNING[:2]),
 )
 # Part: its cases, and seconds at most of the default of 8 minutes.
 PARTS = {
     "device": (("",), 60),
     "equality": (("",), 90),
-    "pretraining": (PRETRAINING, 100),
-    "finetuning": (FINETUNING, 90),
-    "serving": (("base float16", "base bfloat16", "base float32", "large float16"), 90),
-    "determinism": (("default", "deterministic"), 150),  # Two processes, of which each compiles.
+    "pretraining": (PRETRAINING, 180),
+    "finetuning": (FINETUNING, 150),
+    "serving": (("base float16", "base bfloat16", "base float32", "large float16"), 150),
+    "determinism": (("default", "deterministic"), 200),  # Two processes, of which each compiles.
     "cache": (("base, 256 x 128",), 200),  # Three of them.
-    "pytorch": (("base, 256 x 128", "base, 64 x 512", "large, 128 x 128", "large, 32 x 512"), 90),
+    "pytorch": (PYTORCH, 150),
 }
-TABLES = {
-    "pretraining": ("Pretraining, bfloat16", "bert_tf"),
-    "pytorch": ("Pretraining, bfloat16", "transformers"),
-    "finetuning": ("Fine-tuning, bfloat16", "bert_tf"),
-}
+TABLES = {"pretraining": "Pretraining, bfloat16", "finetuning": "Fine-tuning, bfloat16"}
 
 
 def main():
@@ -75,32 +87,70 @@ def main():
     flags = results.parser(__doc__)
     flags.add_argument("--minutes", type=float, default=8.0)
     flags.add_argument("--parts", default=",".join(PARTS))
-    flags.add_argument("--cases", default="", help="only cases whose name contains this text")
+    flags.add_argument("--cases", default="", help="only cases that match this expression")
+    flags.add_argument("--together", type=int, default=4, help="cases prepared side by side")
     flags.add_argument("--toy", action="store_true")
     flags.add_argument("--seconds", type=float, default=5.0, help="measured time per case")
     flags.set_defaults(baselines=sys.executable)  # PyTorch is in the same environment.
     options = flags.parse_args()
     measured = results.Results("gpu", options)
     end = time.perf_counter() + 60 * options.minutes
-    for part in options.parts.split(","):
-        cases, seconds = PARTS[part]
-        for case in (case for case in cases if options.cases in case):
-            left = end - time.perf_counter()
-            if left < 5:
-                measured.leave_out(f"{part}: {case}", "no time left")
-                continue
-            try:
-                limit = min(left, seconds * options.minutes / 8)
-                found = call(part, case, options.toy, options.seconds, timeout=limit)
-            except own_process.Failed as failure:
-                measured.leave_out(f"{part}: {case}", failure)
+    wanted = [
+        (part, case)
+        for part in options.parts.split(",")
+        for case in PARTS[part][0]
+        if re.search(options.cases, f"{part}: {case}")
+    ]
+    for first in range(0, len(wanted), options.together):
+        group = wanted[first : first + options.together]
+        for (part, case), found in prepared_together(group, options, end):
+            if isinstance(found, Exception):
+                measured.leave_out(f"{part}: {case}", found)
                 continue
             print(f"{part}: {case}: {json.dumps(found)}", flush=True)
-            table, program = TABLES.get(part, (part, "bert_tf"))
+            kind, _, of_pytorch = case.partition(", ")
+            program = "transformers" if part == "pytorch" else "bert_tf"
+            workload = of_pytorch if part == "pytorch" else case
+            table = TABLES.get(kind if part == "pytorch" else part, part)
             for suffix, values in found["figures"].items():
                 for unit, value in values.items():
-                    measured.add(table, case + suffix, program, unit, [value])
+                    measured.add(table, workload + suffix, program, unit, [value])
             measured.save()  # An interruption loses one case at most.
+
+
+def prepared_together(cases, options, end):
+    """Yield each (part, case) and its result, or why there is none.
+
+    The cases are prepared side by side. Once all of them are ready, each is timed on its own.
+    """
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        concurrent.futures.ThreadPoolExecutor(len(cases)) as pool,
+    ):
+        gates = [pathlib.Path(directory, str(number)) for number in range(len(cases))]
+        running = []
+        for (part, case), gate in zip(cases, gates, strict=True):
+            gate.mkdir()
+            limit = min(end - time.perf_counter(), PARTS[part][1] * options.minutes / 8)
+            arguments = (part, case, options.toy, options.seconds, {"GATE": str(gate)})
+            running.append(pool.submit(call, *arguments, timeout=max(limit, 1)))
+        for gate, future in zip(gates, running, strict=True):
+            while not (future.done() or pathlib.Path(gate, "ready").exists()):
+                time.sleep(0.05)
+        for of, gate, future in zip(cases, gates, running, strict=True):
+            pathlib.Path(gate, "turn").touch()
+            try:
+                yield of, future.result()
+            except own_process.Failed as failure:
+                yield of, failure
+
+
+def await_turn():
+    """Report that this case is ready, and wait until no other one is timed."""
+    if gate := os.environ.get("GATE"):
+        pathlib.Path(gate, "ready").touch()
+        while not pathlib.Path(gate, "turn").exists():
+            time.sleep(0.05)
 
 
 def call(part, case, toy, seconds=1, environment=None, **options):
@@ -114,7 +164,7 @@ def call(part, case, toy, seconds=1, environment=None, **options):
 
 def sizes_of(case, toy):
     """Return the `Sizes` of a case."""
-    model, size, *_ = case.split(", ")
+    model, size = case.split(", ")[:2]
     batch, length = map(int, size.split(" x "))
     if toy:
         return Sizes(**TOY, batch=8, length=min(length, 64))
@@ -157,6 +207,11 @@ def prepare(sizes, batch, precision, layout, is_compiled, rate=1e-4, **config):
     )
 
 
+def dropout_of(case):
+    """Return the keyword arguments of a BertConfig that a case sets."""
+    return {"attention_probs_dropout_prob": 0.0} if "no attention dropout" in case else {}
+
+
 def layout_of(case):
     """Return the layout of a case."""
     return next((name for name in ("padded", "flat") if name in case), "packed")
@@ -190,6 +245,7 @@ def measured_steps(step, dataset, sizes, unit, num_predictions, seconds):
     logs = step(iterator, no_stop, tf.constant(1), norm)
     loss = float(logs["loss"])
     first = time.perf_counter() - start
+    await_turn()
     logs = step(iterator, no_stop, count, logs["gradient_norm"])
     float(logs["loss"])
     calls, start = 0, time.perf_counter()
@@ -219,7 +275,8 @@ def pretraining(case, toy, seconds):
     """Time the pretraining step of a case."""
     sizes = sizes_of(case, toy)
     batch = batch_of(sizes, "mixed" in case)
-    prepared = prepare(sizes, batch, "bfloat16", layout_of(case), is_compiled(case))
+    compiled = is_compiled(case)
+    prepared = prepare(sizes, batch, "bfloat16", layout_of(case), compiled, **dropout_of(case))
     return measured_steps(*prepared, sizes, "sequences/s", sizes.predictions, seconds)
 
 
@@ -246,7 +303,8 @@ def finetuning(case, toy, seconds):
     dataset = tf.data.Dataset.from_tensors(inputs).map(layout)
     dataset = dataset.map(lambda values: (values, labels, weights)).cache().repeat().prefetch(2)
     compiled = is_compiled(case)
-    model = SequenceClassifier(BertConfig(**sizes.config), 3, dtype=use_precision("bfloat16"))
+    config = BertConfig(**sizes.config, **dropout_of(case))
+    model = SequenceClassifier(config, 3, dtype=use_precision("bfloat16"))
     optimizer, losses = AdamW(1e-5), {"label": softmax_cross_entropy}
     optimizer.build(model.trainable_variables)
     step = TrainStep(model, losses, optimizer, strategy, 0, is_compiled=compiled)
@@ -356,6 +414,7 @@ def serving(case, toy, seconds):
         figures[" (publish)"] = {"s": time.perf_counter() - start}
         loaded = load_saved_model(version)  # Kept, since a signature does not keep the variables.
         predict = loaded.signatures["serving_default"]
+        await_turn()
         for count in (1, 8, 64):
             texts = [" ".join(rng.choice(words, sizes.length - 2)) for _ in range(count)]
             texts = tf.constant(texts)
@@ -403,19 +462,26 @@ def cache(case, toy, seconds):
 
 
 def pytorch(case, toy, seconds):
-    """Time the pretraining step of a case in PyTorch."""
+    """Time a step of a case in PyTorch: of pretraining, or of a classifier of 3 labels."""
     import pretraining_step_torch
     import torch
 
+    kind, _, case = case.partition(", ")
     sizes = sizes_of(case, toy)
     place = "cuda" if torch.cuda.is_available() else "cpu"
-    step = pretraining_step_torch.prepare(sizes, "bfloat16", True, place)
+    function = {
+        "pretraining": pretraining_step_torch.prepare,
+        "finetuning": pretraining_step_torch.prepare_classifier,
+    }[kind]
+    step = function(sizes, "bfloat16", True, place, **dropout_of(case))
     start = time.perf_counter()
     first_loss = step().item()
     first = time.perf_counter() - start
     for _ in range(5):
         loss = step()
     loss.item()
+    await_turn()
+    step().item()
     count, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         for _ in range(10):
@@ -423,7 +489,8 @@ def pytorch(case, toy, seconds):
         last = loss.item()
         count += 10
     ms = 1000 * (time.perf_counter() - start) / count
-    figures = {"ms": ms, "sequences/s": 1000 * sizes.batch / ms}
+    unit = "examples/s" if kind == "finetuning" else "sequences/s"
+    figures = {"ms": ms, unit: 1000 * sizes.batch / ms}
     if place == "cuda":
         figures["GB"] = torch.cuda.max_memory_allocated() / 1e9
     figures = {"": figures, " (first step)": {"s": first}}

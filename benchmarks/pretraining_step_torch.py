@@ -1,4 +1,4 @@
-"""Pretraining step of training.py and gpu.py in PyTorch, with the same mathematics.
+"""Training steps of training.py and gpu.py in PyTorch, with the same mathematics.
 
 It runs in the baselines' environment. It has both heads, of which the masked LM's runs on the
 gathered positions only, fused AdamW, and clipping by the global norm.
@@ -10,7 +10,7 @@ import shutil
 import torch
 from pretraining_batch import Sizes, examples, timed
 from torch.nn.functional import cross_entropy
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 from transformers.models.bert.modeling_bert import BertPreTrainingHeads
 
 UNDECAYED = ("bias", "LayerNorm.weight")
@@ -19,10 +19,10 @@ UNDECAYED = ("bias", "LayerNorm.weight")
 class Pretraining(torch.nn.Module):
     """BERT with its two pretraining heads; returns the sum of both losses."""
 
-    def __init__(self, sizes):
+    def __init__(self, sizes, **config):
         super().__init__()
         # As "gelu_new", in one kernel instead of eight.
-        config = BertConfig(**sizes.config, hidden_act="gelu_pytorch_tanh")
+        config = BertConfig(**{**sizes.config, **config}, hidden_act="gelu_pytorch_tanh")
         self.bert, self.heads = BertModel(config), BertPreTrainingHeads(config)
         self.heads.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
 
@@ -42,6 +42,24 @@ class Pretraining(torch.nn.Module):
         )
 
 
+class Classifier(torch.nn.Module):
+    """BERT with a classifier of 3 labels; returns the loss."""
+
+    def __init__(self, sizes, **config):
+        super().__init__()
+        config = BertConfig(
+            **{**sizes.config, **config}, hidden_act="gelu_pytorch_tanh", num_labels=3
+        )
+        self.model = BertForSequenceClassification(config)
+
+    def forward(self, batch):
+        """Return the loss."""
+        names = ("input_ids", "token_type_ids", "attention_mask")
+        inputs = (batch[name] for name in ("input_ids", "segment_ids", "input_mask"))
+        logits = self.model(**dict(zip(names, inputs, strict=True))).logits
+        return cross_entropy(logits.float(), batch["label"])
+
+
 def parameter_groups(model, decay=0.01):
     """Return parameter groups for AdamW without decay of biases and LayerNorm."""
     named = dict(model.named_parameters())
@@ -57,16 +75,35 @@ def autocast(precision, device="cpu"):
     return contextlib.nullcontext()
 
 
-def prepare(sizes, precision, compiled, device="cpu"):
-    """Return a function that takes a training step, eager or compiled, and returns the loss."""
+def prepare(sizes, precision, compiled, device="cpu", **config):
+    """Return a function that takes a training step, eager or compiled, and returns the loss.
+
+    `config` are further keyword arguments of the BertConfig.
+    """
     torch.manual_seed(0)
+    return _step(Pretraining(sizes, **config), _batch(sizes, device), precision, compiled, device)
+
+
+def prepare_classifier(sizes, precision, compiled, device="cpu", **config):
+    """Do what `prepare` does, for a classifier of 3 labels."""
+    torch.manual_seed(0)
+    model = Classifier(sizes, **config)
+    batch = _batch(sizes, device)
+    batch["label"] = torch.arange(sizes.batch, device=device) % 3
+    return _step(model, batch, precision, compiled, device, rate=1e-5)
+
+
+def _batch(sizes, device):
     batch = {
         name: torch.from_numpy(values if values.dtype.kind == "f" else values.astype("int64"))
         for name, values in examples(sizes).items()
     }
-    batch = {name: values.to(device) for name, values in batch.items()}
-    model = Pretraining(sizes).train().to(device)
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=1e-4, eps=1e-6, fused=True)
+    return {name: values.to(device) for name, values in batch.items()}
+
+
+def _step(model, batch, precision, compiled, device, rate=1e-4):
+    model = model.train().to(device)
+    optimizer = torch.optim.AdamW(parameter_groups(model), lr=rate, eps=1e-6, fused=True)
     forward = torch.compile(model) if compiled else model
 
     def step():

@@ -142,6 +142,12 @@ def norm_gradient(
 
 
 @fused_op
+def dropout_add(x: tf.Tensor, residual: tf.Tensor, seed: tf.Tensor, *, rate: float) -> tf.Tensor:
+    """Return dropout(x) + residual."""
+    return _dropout_add(x, residual, seed, rate)
+
+
+@fused_op
 def dropout_add_norm(
     x: tf.Tensor,
     residual: tf.Tensor,
@@ -154,7 +160,7 @@ def dropout_add_norm(
 ) -> Tensors:
     """Return LayerNorm(sum), the sum dropout(x) + residual, its mean and 1 / stddev."""
     # The sum is rounded first, so that the backward pass reads the same values.
-    summed = tf.cast(_scaled(x, rate, seed) + tf.cast(residual, tf.float32), x.dtype)
+    summed = _dropout_add(x, residual, seed, rate)
     output, mean, scale = _normed(summed, gamma, beta, epsilon, x.dtype)
     return output, summed, mean, scale
 
@@ -182,6 +188,10 @@ def norm_again(
 ) -> tf.Tensor:
     """Return LayerNorm(x) for statistics that were computed before."""
     return tf.cast((tf.cast(x, tf.float32) - mean) * scale * gamma + beta, x.dtype)
+
+
+def _dropout_add(x, residual, seed, rate):
+    return tf.cast(_scaled(x, rate, seed) + tf.cast(residual, tf.float32), x.dtype)
 
 
 def _normed(x, gamma, beta, epsilon, dtype):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
+from bert_tf.model import fused_attention
 from bert_tf.model import fused_kernels as kernels
 from bert_tf.model.custom_gradient import custom_gradient
 from bert_tf.model.inference_norm import is_compiled
@@ -90,9 +91,9 @@ def gelu_linear(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, approximate: b
             grad_kernel = tf.matmul(inner_again, upstream, transpose_a=True)
             with tf.control_dependencies([grad_kernel]):
                 grad_inner = tf.matmul(upstream, kernel, transpose_b=True)
-            again = _recomputed_from(x)
+            again = _barrier(x)
             grad_x = kernels.gelu_gradient(x.shape[-1], again, grad_inner, approximate=approximate)
-            return _like(grad_x, x), grad_kernel, _bias_gradient(upstream)
+            return _barrier(_like(grad_x, x)), grad_kernel, _bias_gradient(upstream)
 
         return tf.nn.bias_add(tf.matmul(inner, kernel), bias), gradient
 
@@ -166,17 +167,32 @@ def dropout_add_norm(
     _check_size(x)
     seed = _at(seed, dropout_id)
 
+    width = x.shape[-1]
+
     @custom_gradient
     def normed(x, residual, gamma, beta):
-        output, summed, mean, scale = kernels.dropout_add_norm(
-            x.shape[-1], x, residual, gamma, beta, seed, epsilon=epsilon, rate=rate
-        )
+        if is_compiled():
+            summed = _barrier(_like(kernels.dropout_add(width, x, residual, seed, rate=rate), x))
+            output, mean, scale = kernels.norm(width, summed, gamma, beta, epsilon=epsilon)
+        else:
+            output, summed, mean, scale = kernels.dropout_add_norm(
+                width, x, residual, gamma, beta, seed, epsilon=epsilon, rate=rate
+            )
 
         def gradient(upstream, *_):
-            again = _recomputed_from(summed)
-            grad_x, grad_residual, grad_gamma, grad_beta = kernels.dropout_add_norm_gradient(
-                x.shape[-1], again, mean, scale, gamma, seed, upstream, rate=rate
-            )
+            if is_compiled():
+                again = _barrier(summed)
+                grad_sum, grad_gamma, grad_beta = kernels.norm_gradient(
+                    width, again, mean, scale, gamma, upstream
+                )
+                grad_residual = _barrier(_like(grad_sum, x))
+                seed_again = _barrier(seed)  # Not the mask, which is larger.
+                grad_x = kernels.dropout(width, grad_residual, seed_again, rate=rate)
+                grad_x = _barrier(_like(grad_x, x))
+            else:
+                grad_x, grad_residual, grad_gamma, grad_beta = kernels.dropout_add_norm_gradient(
+                    width, summed, mean, scale, gamma, seed, upstream, rate=rate
+                )
             return _like(grad_x, x), _like(grad_residual, x), _like(grad_gamma, gamma), grad_beta
 
         return (_like(output, x), summed, mean, scale), gradient
@@ -224,7 +240,8 @@ def attention_linear(
 
     `probs` are dropout(softmax(queries @ keys^T / sqrt(D) + key_bias)), computed in float32.
     Neither a tensor of L x L nor the context is kept for the backward pass, which computes both
-    again: these products are small next to those with weights.
+    again: these products are small next to those with weights. Without dropout, a compiled step on
+    a GPU uses cuDNN's attention, which stores no tensor of L x L at all.
 
     Args:
         queries: `(B, N, L, D)`.
@@ -242,6 +259,15 @@ def attention_linear(
     Returns:
         `(T, F)`.
     """
+    if rate == 0 and is_compiled() and queries.shape == keys.shape:
+        grids = [tf.transpose(of, [0, 2, 1, 3]) for of in (queries, keys, values)]
+        if fused_attention.is_available(grids[0].shape, queries.dtype):
+            rows, length = grids[0].shape[:2]
+            # cuDNN adds a bias of the dtype of the queries, of which -1e9 may be minus infinity.
+            bias_R1LL = tf.cast(tf.maximum(key_bias, queries.dtype.min / 2), queries.dtype)
+            bias_R1LL = tf.broadcast_to(bias_R1LL, [rows, 1, length, length])
+            context = fused_attention.attention(*grids, bias_R1LL)
+            return linears(merge(tf.transpose(context, [0, 2, 1, 3])), [kernel], [bias])[0]
     seed = _at(seed, dropout_id)
     num_heads, head_size = queries.shape[1], queries.shape[3]
     width, options = num_heads * head_size, {"factor": head_size**-0.5, "rate": rate}
@@ -255,7 +281,7 @@ def attention_linear(
 
         def gradient(upstream):
             if is_compiled():
-                scores_again = _recomputed_from(scores)
+                scores_again = _barrier(scores)
             else:
                 # Without the dependency TensorFlow would merge both products and keep the first.
                 with tf.control_dependencies([upstream]):
@@ -381,10 +407,11 @@ def cross_entropy(labels_N: tf.Tensor, logits_NV: tf.Tensor) -> tf.Tensor:
     return losses(logits_NV)
 
 
-def _recomputed_from(x):
-    """Return x such that XLA computes what follows from it again, instead of keeping it.
+def _barrier(x):
+    """Return x such that XLA treats its value as given.
 
-    What the forward pass computes from x in float32 takes twice the memory of x in bfloat16.
+    What follows from it is computed again where it is needed, instead of being kept. And x itself
+    is stored as it was rounded: XLA would keep the float32 value, which takes twice the memory.
     """
     if not is_compiled():
         return x

@@ -41,6 +41,7 @@ def to_padded(
 
 
 ROW_LENGTHS = (64, 128, 256, 384, 512)  # Multiples of 128 above.
+_FULL = 0.9  # The part of the rows from which fewer rows are not worth a program of their own.
 SAMPLED_BATCHES = 64  # From which the numbers of rows are chosen.
 
 
@@ -78,7 +79,8 @@ class PackedShape:
 
         Returns:
             Shapes with at most three numbers of rows: one that is enough for most batches, one for
-            all that were tried, and B.
+            all that were tried, and B. If the first would save little, B alone: each of them is
+            compiled, and attention by cuDNN needs one that is known beforehand.
         """
         rng = np.random.default_rng(0)
         length = cls(max_seq_length, ()).length
@@ -87,6 +89,8 @@ class PackedShape:
             for _ in range(SAMPLED_BATCHES)
         ]
         most = int(np.quantile(tried, 0.75, method="higher"))
+        if most > _FULL * batch_size:
+            return cls(max_seq_length, (batch_size,))
         return cls(max_seq_length, tuple(sorted({most, max(tried), batch_size})))
 
     @classmethod

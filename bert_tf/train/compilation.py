@@ -17,6 +17,7 @@ from bert_tf.model import fused_kernels
 from bert_tf.model.custom_gradient import own_gradients
 from bert_tf.text.encoder_inputs import PackedShape, to_flat, to_packed, to_padded
 
+GPU = "/GPU:0"  # That of a process with one GPU, or without a distribution strategy.
 STEPS_PER_EXECUTION = 20  # Of a compiled step, which waits for Python otherwise.
 # Sums in a fixed order, and kernels selected by rule instead of by their time.
 _DETERMINISTIC = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"

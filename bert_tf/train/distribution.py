@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.train.cluster import Cluster
-from bert_tf.train.compilation import is_accelerated, is_default
+from bert_tf.train.compilation import GPU, is_accelerated, is_default
 from bert_tf.train.signals import default_signals
 
 # TensorFlow reports a lost worker in the text of its errors only.
@@ -33,7 +33,6 @@ DTYPE_POLICIES = {
     "float16": "mixed_float16",
 }
 BFLOAT16_CAPABILITY = (8, 0)  # Of the first GPUs whose matrix units have bfloat16 (A100).
-_GPU = "/GPU:0"
 _BATCHES_ON_GPU = 2  # Copied before the step asks for them.
 
 
@@ -308,7 +307,7 @@ def distribute(
         dataset = batches(LocalReplicas(context.input_pipeline_id * here, here, total))
         # Strategies of several replicas do this by themselves.
         if is_compiled and is_default(strategy) and is_accelerated(strategy):
-            to_gpu = tf.data.experimental.prefetch_to_device(_GPU, _BATCHES_ON_GPU)
+            to_gpu = tf.data.experimental.prefetch_to_device(GPU, _BATCHES_ON_GPU)
             dataset = dataset.apply(to_gpu)
         return dataset
 

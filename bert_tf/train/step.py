@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_tf.model.custom_gradient import own_gradients
 from bert_tf.model.layout import count_tokens
-from bert_tf.train.compilation import compile_with_weights, is_default
+from bert_tf.train.compilation import GPU, compile_with_weights, is_accelerated, is_default
 from bert_tf.train.losses import BatchLoss, has_own_divisor, weighted_sum
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase
 
@@ -80,6 +80,9 @@ class TrainStep:
         self.seed, self.metrics = seed, metrics or {}
         self.accumulation_steps, self.is_compiled = accumulation_steps, is_compiled
         self._replica_step, self._wrap = self._on_replica, None
+        # With a condition on the CPU, the GPU would wait for the host after each update.
+        is_on_gpu = is_compiled and is_default(strategy) and is_accelerated(strategy)
+        self._loop_device = GPU if is_on_gpu else None
         self._sums_and_gradients = self._all_gradients
         self._compiled_backward = None
         if is_compiled and is_default(strategy):
@@ -131,7 +134,8 @@ class TrainStep:
             return number + 1, {**now, **{name: before[name] + now[name] for name in COUNTS}}
 
         # The condition reads no result of a step, for which the host would wait.
-        _, logs = tf.while_loop(lambda number, logs: number < num_steps, update, (0, start))
+        with tf.device(self._loop_device):
+            _, logs = tf.while_loop(lambda number, logs: number < num_steps, update, (0, start))
         return logs
 
     @property

@@ -93,7 +93,7 @@ def test_a_single_gpu_receives_the_batches_of_a_compiled_step_in_advance(monkeyp
 
     assert devices(True) == {"CPU:0"}
     monkeypatch.setattr(distribution, "is_accelerated", lambda strategy: True)
-    monkeypatch.setattr(distribution, "_GPU", "/CPU:1")
+    monkeypatch.setattr(distribution, "GPU", "/CPU:1")
     assert devices(True) == {"CPU:1"} and devices(False) == {"CPU:0"}
 
 

@@ -9,6 +9,7 @@ import os
 import pytest
 import tensorflow as tf
 
+from bert_tf.model import fused_attention
 from bert_tf.train.compilation import is_accelerated
 from bert_tf.train.distribution import (
     distribute,
@@ -43,6 +44,11 @@ def test_a_gpu_is_chosen_and_its_memory_grows(config):
     tf.random.normal([1024, 1024])
     assert tf.config.experimental.get_memory_info("GPU:0")["peak"] < 2**30
     assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_attention_by_cudnn_is_that_of_the_formula(dtype):
+    assert fused_attention.is_available(tf.TensorShape([2, 128, 2, 64]), dtype)
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
