@@ -131,7 +131,7 @@ def prepared_together(cases, options, end):
         running = []
         for (part, case), gate in zip(cases, gates, strict=True):
             gate.mkdir()
-            limit = min(end - time.perf_counter(), PARTS[part][1] * options.minutes / 8)
+            limit = min(end - time.perf_counter(), PARTS[part][1] * max(options.minutes / 8, 1))
             arguments = (part, case, options.toy, options.seconds, {"GATE": str(gate)})
             running.append(pool.submit(call, *arguments, timeout=max(limit, 1)))
         for gate, future in zip(gates, running, strict=True):
