@@ -120,9 +120,17 @@ class TrainStep:
             "examples" with a weight above 0, "tokens", and "asked_to_stop", the replicas that are
             asked to stop.
         """
-        gradient_norm = tf.convert_to_tensor(gradient_norm)
-        if num_steps is None:
-            return self._update(iterator, is_asked_to_stop, gradient_norm)
+        with tf.device(self._loop_device):
+            # Copies on the device of the loop: a value on another would make it wait for the host
+            # after each update.
+            gradient_norm = tf.identity(gradient_norm)
+            is_asked_to_stop = tf.identity(tf.cast(is_asked_to_stop, tf.int64))
+            if num_steps is None:
+                return self._update(iterator, is_asked_to_stop, gradient_norm)
+            return self._loop(iterator, is_asked_to_stop, tf.identity(num_steps), gradient_norm)
+
+    def _loop(self, iterator, is_asked_to_stop, num_steps, gradient_norm):
+        """Run `num_steps` updates."""
         # tf.while_loop requires initial values of the right dtypes.
         floats = ("loss", *self.metrics, "gradient_norm", "learning_rate")
         zero = tf.zeros([], tf.int64)
@@ -134,8 +142,7 @@ class TrainStep:
             return number + 1, {**now, **{name: before[name] + now[name] for name in COUNTS}}
 
         # The condition reads no result of a step, for which the host would wait.
-        with tf.device(self._loop_device):
-            _, logs = tf.while_loop(lambda number, logs: number < num_steps, update, (0, start))
+        _, logs = tf.while_loop(lambda number, logs: number < num_steps, update, (0, start))
         return logs
 
     @property
@@ -147,15 +154,12 @@ class TrainStep:
         """Run one update on all replicas and reduce their results."""
         # Read before the update, which advances the step of the schedule.
         learning_rate = tf.cast(self.optimizer.learning_rate, tf.float32)
-        # Of 64 bits: TensorFlow keeps shorter integers, and those of tf.unstack, on the host, which
-        # would wait for each step.
-        asked = tf.cast(is_asked_to_stop, tf.int64)
         is_running = tf.math.is_finite(norm_before)
         floats, counts, norm = self.strategy.run(
             self._replica_step, args=(next(iterator), is_running)
         )
         total = tf.distribute.ReduceOp.SUM
-        asked = self.strategy.run(tf.identity, args=(asked,))
+        asked = self.strategy.run(tf.identity, args=(is_asked_to_stop,))
         floats, counts = (self.strategy.reduce(total, of, axis=None) for of in (floats, counts))
         logs = {
             **dict(zip(("loss", *self.metrics), tf.unstack(floats), strict=True)),

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from bert_tf import AdamW
 from bert_tf.data.batches import flatten_examples, pack_examples
@@ -14,6 +15,7 @@ from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batc
 from bert_tf.text.encoder_inputs import PackedShape, assign_rows, to_flat, to_packed, to_padded
 from bert_tf.text.packing import Packed
 from bert_tf.train import compilation
+from bert_tf.train import step as step_module
 from bert_tf.train.distribution import distribute, make_strategy, resolve_precision
 from bert_tf.train.step import TrainStep
 from tests import reference, small
@@ -292,6 +294,38 @@ def test_a_compiled_step_is_one_program_that_the_host_does_not_wait_for(config):
     assert calls == 1 and len(executed) <= 100, executed
     assert not set(types) & {"If", "StatelessIf", "While", "CheckNumerics", "Switch"}
     assert not [of for of in operations if tf.string in [out.dtype for out in of.outputs]]
+
+
+@pytest.mark.medium
+def test_the_loop_over_steps_needs_no_other_device(config, monkeypatch):
+    """A loop of two devices waits for both of them in each round; here a CPU is the GPU."""
+    monkeypatch.setattr(step_module, "GPU", "/CPU:1")
+    monkeypatch.setattr(step_module, "is_accelerated", lambda strategy: True)
+    keras.utils.set_random_seed(1)
+    with tf.device("/CPU:1"):
+        model = PretrainingModel(dataclasses.replace(config, **STILL))
+        optimizer = AdamW(1e-3)
+        optimizer.build(model.trainable_variables)
+        step = TrainStep(model, LOSSES, optimizer, make_strategy("none"), 1, is_compiled=True)
+    data = tf.data.Dataset.from_tensors(pretraining_examples(config, 12)).repeat()
+    data = data.map(lambda of: pack_examples(of, PackedShape(16, (12,)))).map(to_batch)
+    data = data.apply(tf.data.experimental.prefetch_to_device("/CPU:1"))
+    eager = context.context()
+    eager.enable_run_metadata()
+    try:
+        logs = step(iter(data), tf.constant(False), tf.constant(2), tf.constant(0.0))
+        functions = eager.export_run_metadata().function_graphs
+    finally:
+        eager.disable_run_metadata()
+    assert float(logs["loss"]) > 0 and optimizer.iterations == 2
+    devices = {
+        node.device
+        for function in functions
+        for graph in function.partition_graphs
+        for node in graph.node
+        if node.op in ("Merge", "NextIteration", "LoopCond")
+    }
+    assert [device[-5:] for device in devices] == ["CPU:1"]
 
 
 @pytest.mark.medium
