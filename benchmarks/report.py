@@ -198,10 +198,11 @@ def machine_line(record):
 
 
 def source_of(record):
-    """Return script, mode, commit and date of a record."""
+    """Return script, mode, commit and date of a record, and the dates of programs run before."""
     script = record["command"].removeprefix("python benchmarks/").split()[0].rstrip(",")
     run = f"`{script}`, {record['mode']} run"
-    return f"{run}, {record['commit'] or 'unknown commit'}, {record['date']}"
+    others = [f"; {name} {of['date']}" for name, of in record.get("other_runs", {}).items()]
+    return f"{run}, {record['commit'] or 'unknown commit'}, {record['date']}{''.join(others)}"
 
 
 def page(records):
