@@ -11,14 +11,13 @@ the state of cuDNN's dropout per device of its client, which TensorFlow does not
 Shape suffixes: R rows, L tokens of a row, N heads, D head size.
 """
 
-import concurrent.futures
 import functools
 import json
+import warnings
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from bert_tf.model.custom_gradient import custom_gradient
@@ -75,21 +74,15 @@ def attention(
     Returns:
         `(R, L, N, D)`, of the same dtype.
     """
-    rows, length, heads, size = queries_RLND.shape
-    dtype = _NAMES[queries_RLND.dtype]
-    # cuDNN writes (R, L, N, D), which XLA knows as a layout of (R, N, L, D).
-    context = ((rows, heads, length, size), dtype, (3, 1, 2, 0))
-    statistics = ((rows, heads, length), "f32", (2, 1, 0))
 
     @custom_gradient
     def attended(queries, keys, values):
-        context_RLND, statistics_RNL = _call(
-            _FORWARD, [queries, keys, values, bias_R1LL], [context, statistics]
-        )
+        context_RLND, statistics_RNL = _forward(queries, keys, values, bias_R1LL)
 
         def gradient(upstream_RLND):
-            inputs = [queries, keys, values, statistics_RNL, upstream_RLND, bias_R1LL, context_RLND]
-            return _call(_BACKWARD, inputs, [context] * 3)
+            return _backward(
+                queries, keys, values, bias_R1LL, context_RLND, statistics_RNL, upstream_RLND
+            )
 
         return context_RLND, gradient
 
@@ -97,13 +90,47 @@ def attention(
 
 
 def formula(
-    queries_RLND: tf.Tensor, keys_RLND: tf.Tensor, values_RLND: tf.Tensor, bias_R1LL: tf.Tensor
-) -> tf.Tensor:
-    """Return what `attention` does, in two products with a softmax in between."""
-    scores_RNLL = tf.einsum("rlnd,rmnd->rnlm", queries_RLND, keys_RLND)
-    scores_RNLL *= tf.cast(queries_RLND.shape[-1] ** -0.5, scores_RNLL.dtype)
-    probs_RNLL = tf.nn.softmax(scores_RNLL + bias_R1LL)
-    return tf.einsum("rnlm,rmnd->rlnd", probs_RNLL, values_RLND)
+    queries_RLND: tf.Tensor,
+    keys_RLND: tf.Tensor,
+    values_RLND: tf.Tensor,
+    bias_R1LL: tf.Tensor,
+    upstream_RLND: tf.Tensor,
+) -> tuple[tf.Tensor, ...]:
+    """Return what `attention` does, and the gradients of queries, keys and values.
+
+    Arguments as of `attention`, and the gradient of its result.
+    """
+    factor = queries_RLND.shape[-1] ** -0.5
+    scores_RNLM = tf.einsum("rlnd,rmnd->rnlm", queries_RLND, keys_RLND) * factor
+    probs_RNLM = tf.nn.softmax(scores_RNLM + bias_R1LL)
+    grad_probs_RNLM = tf.einsum("rlnd,rmnd->rnlm", upstream_RLND, values_RLND)
+    along_RNL1 = tf.reduce_sum(probs_RNLM * grad_probs_RNLM, -1, keepdims=True)
+    grad_scores_RNLM = probs_RNLM * (grad_probs_RNLM - along_RNL1) * factor
+    return (
+        tf.einsum("rnlm,rmnd->rlnd", probs_RNLM, values_RLND),
+        tf.einsum("rnlm,rmnd->rlnd", grad_scores_RNLM, keys_RLND),
+        tf.einsum("rnlm,rlnd->rmnd", grad_scores_RNLM, queries_RLND),
+        tf.einsum("rnlm,rlnd->rmnd", probs_RNLM, upstream_RLND),
+    )
+
+
+def _forward(queries, keys, values, bias):
+    """Return the context `(R, L, N, D)` and the statistics of the softmax `(R, N, L)`."""
+    rows, length, heads, _ = queries.shape
+    statistics = ((rows, heads, length), "f32", (2, 1, 0))
+    return _call(_FORWARD, [queries, keys, values, bias], [_grid(queries), statistics])
+
+
+def _backward(queries, keys, values, bias, context, statistics, upstream):
+    """Return the gradients of queries, keys and values, `(R, L, N, D)`."""
+    inputs = [queries, keys, values, statistics, upstream, bias, context]
+    return _call(_BACKWARD, inputs, [_grid(queries)] * 3)
+
+
+def _grid(queries):
+    """Return the result (R, N, L, D) of a call, which cuDNN writes as (R, L, N, D)."""
+    rows, length, heads, size = queries.shape
+    return (rows, heads, length, size), _NAMES[queries.dtype], (3, 1, 2, 0)
 
 
 def _call(target, operands, results):
@@ -220,17 +247,20 @@ def _order(dimensions):
 @functools.cache
 def _is_right(dtype):
     """Return whether outputs and gradients of cuDNN are those of the formula, on packed rows."""
-    # A thread of its own runs eagerly and records gradients, also while a step is traced.
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    with tf.init_scope():  # Eagerly, also while a step is traced.
         try:
-            error = thread.submit(_largest_error, dtype).result()
+            error = _largest_error(dtype)
         except (tf.errors.OpError, ValueError) as failure:
-            logging.warning("cuDNN attention is not used: %s", str(failure).splitlines()[0])
+            _warn(str(failure).splitlines()[0])
             return False
     if not error < _TOLERANCE:  # NaN, too.
-        logging.warning("cuDNN attention is not used: it differs from the formula by %g", error)
+        _warn(f"it differs from the formula by {error:.2g}")
         return False
     return True
+
+
+def _warn(reason):
+    warnings.warn(f"cuDNN attention is not used: {reason}", stacklevel=2)
 
 
 def _largest_error(dtype):
@@ -244,20 +274,16 @@ def _largest_error(dtype):
     is_same_RLL = sequence_RL[:, :, np.newaxis] == sequence_RL[:, np.newaxis, :]
     bias = tf.constant(np.where(is_same_RLL, 0.0, -1e4)[:, np.newaxis], dtype)
 
-    def with_gradients(function, *tensors):
-        @tf.function(jit_compile=True, autograph=False)
-        def run(queries, keys, values, bias, upstream):
-            with tf.GradientTape() as tape:
-                tape.watch([queries, keys, values])
-                context = function(queries, keys, values, bias)
-            return context, *tape.gradient(context, [queries, keys, values], upstream)
+    @tf.function(jit_compile=True, autograph=False)
+    def run(queries, keys, values, bias, upstream):
+        tensors = queries, keys, values, bias
+        context, statistics = _forward(*tensors)
+        return context, *_backward(*tensors, context, statistics, upstream)
 
-        return run(*tensors)
-
-    found = with_gradients(attention, *inputs, bias, upstream)
-    tensors = [tf.cast(of, tf.float32) for of in (*inputs, bias, upstream)]
-    expected = with_gradients(formula, *tensors)
-    return max(
+    found = run(*inputs, bias, upstream)
+    expected = formula(*(tf.cast(of, tf.float32) for of in (*inputs, bias, upstream)))
+    errors = [
         float(tf.norm(tf.cast(one, tf.float32) - other) / tf.norm(other))
         for one, other in zip(found, expected, strict=True)
-    )
+    ]
+    return np.max(errors)  # NaN if one of them is.

@@ -5,6 +5,7 @@ A CPU cannot run them; tests/gpu does.
 
 import json
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -81,29 +82,41 @@ def test_the_configuration_describes_the_products(calls, dtype):
         assert {name[: -len(suffix)] for name in attention if name.endswith(suffix)} == products
 
 
-def test_the_formula_is_attention():
-    queries, keys, values, bias = inputs_of(tf.float32)
-    context = fused_attention.formula(queries, keys, values, bias).numpy()
-    scores = np.einsum("rlnd,rmnd->rnlm", queries, keys) / np.sqrt(8)
-    probs = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    np.testing.assert_allclose(context, np.einsum("rnlm,rmnd->rlnd", probs, values), atol=1e-6)
+def test_the_formula_is_attention_and_its_gradient():
+    tensors = inputs_of(tf.float32)
+    upstream = tf.constant(np.random.default_rng(1).normal(size=SHAPE), tf.float32)
+    context, *gradients = fused_attention.formula(*tensors, upstream)
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        expected = plain(*tensors)
+    np.testing.assert_allclose(context, expected, atol=1e-6)
+    for found, other in zip(gradients, tape.gradient(expected, tensors[:3], upstream), strict=True):
+        np.testing.assert_allclose(found, other, atol=1e-5)
+
+
+def plain(queries, keys, values, bias):
+    scores = tf.einsum("rlnd,rmnd->rnlm", queries, keys) / np.sqrt(8)
+    return tf.einsum("rnlm,rmnd->rlnd", tf.nn.softmax(scores + bias), values)
 
 
 @pytest.mark.parametrize(
-    ("result", "is_right"),
-    [
-        (lambda context: context, True),
-        (lambda context: context * 1.1, False),
-        (lambda context: context * float("nan"), False),
-    ],
-    ids=["right", "wrong", "nan"],
+    ("factors", "is_right"),
+    [((1.0, 1.0), True), ((1.1, 1.0), False), ((1.0, 1.1), False), ((1.0, float("nan")), False)],
+    ids=["right", "forward", "backward", "nan"],
 )
-def test_a_wrong_result_is_not_used(monkeypatch, result, is_right):
-    monkeypatch.setattr(
-        fused_attention,
-        "attention",
-        lambda *tensors: result(fused_attention.formula(*tensors)),
-    )
+def test_a_wrong_result_is_not_used(monkeypatch, factors, is_right):
+    forward, backward = factors
+
+    def contexts(*tensors):
+        found = fused_attention.formula(*tensors, tensors[0])
+        return found[0] * forward, tf.zeros([])
+
+    def gradients(*tensors):
+        found = fused_attention.formula(*tensors[:4], tensors[-1])
+        return [of * backward for of in found[1:]]
+
+    monkeypatch.setattr(fused_attention, "_forward", contexts)
+    monkeypatch.setattr(fused_attention, "_backward", gradients)
     found = []
 
     @tf.function(jit_compile=True, autograph=False)
@@ -111,12 +124,17 @@ def test_a_wrong_result_is_not_used(monkeypatch, result, is_right):
         found.append(fused_attention._is_right.__wrapped__(tf.bfloat16))
         return x
 
-    traced(tf.zeros([]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        traced(tf.zeros([]))
     assert found == [is_right]
+    assert is_right or "cuDNN attention is not used: it differs" in str(caught[-1].message)
 
 
 def test_a_failure_falls_back():
-    assert not fused_attention._is_right.__wrapped__(tf.bfloat16)  # A CPU has no such call.
+    with pytest.warns(UserWarning, match="cuDNN attention is not used: "):
+        # A CPU has no such call.
+        assert not fused_attention._is_right.__wrapped__(tf.bfloat16)
 
 
 def test_it_needs_a_gpu_static_shapes_and_16_bits(monkeypatch):
@@ -142,9 +160,10 @@ def test_it_needs_a_gpu_static_shapes_and_16_bits(monkeypatch):
 def test_attention_without_dropout_uses_it(monkeypatch, rate):
     used = []
 
-    def attention(*tensors):
+    def attention(*tensors, bias_R1LL):
+        tensors = (*tensors, bias_R1LL)
         used.append([tensor.shape.as_list() for tensor in tensors])
-        return fused_attention.formula(*tensors)
+        return fused_attention.formula(*tensors, tensors[0])[0]
 
     monkeypatch.setattr(fused_attention, "is_available", lambda shape, dtype: True)
     monkeypatch.setattr(fused_attention, "attention", attention)
