@@ -260,13 +260,15 @@ def attention_linear(
         `(T, F)`.
     """
     if rate == 0 and is_compiled() and queries.shape == keys.shape:
-        of_tokens = tuple(tf.transpose(of, [0, 2, 1, 3]) for of in (queries, keys, values))
-        if fused_attention.is_available(of_tokens[0].shape, queries.dtype):
-            rows, length = of_tokens[0].shape[:2]
+        queries_RLND, keys_RLND, values_RLND = (
+            tf.transpose(of, [0, 2, 1, 3]) for of in (queries, keys, values)
+        )
+        if fused_attention.is_available(queries_RLND.shape, queries.dtype):
+            rows, length = queries_RLND.shape[:2]
             # cuDNN adds a bias of the dtype of the queries, of which -1e9 may be minus infinity.
             bias_R1LL = tf.cast(tf.maximum(key_bias, queries.dtype.min / 2), queries.dtype)
             bias_R1LL = tf.broadcast_to(bias_R1LL, [rows, 1, length, length])
-            context = fused_attention.attention(*of_tokens, bias_R1LL=bias_R1LL)
+            context = fused_attention.attention(queries_RLND, keys_RLND, values_RLND, bias_R1LL)
             return linears(merge(tf.transpose(context, [0, 2, 1, 3])), [kernel], [bias])[0]
     seed = _at(seed, dropout_id)
     num_heads, head_size = queries.shape[1], queries.shape[3]

@@ -160,8 +160,7 @@ def test_it_needs_a_gpu_static_shapes_and_16_bits(monkeypatch):
 def test_attention_without_dropout_uses_it(monkeypatch, rate):
     used = []
 
-    def attention(*tensors, bias_R1LL):
-        tensors = (*tensors, bias_R1LL)
+    def attention(*tensors):
         used.append([tensor.shape.as_list() for tensor in tensors])
         return fused_attention.formula(*tensors, tensors[0])[0]
 
