@@ -3,9 +3,11 @@
     python -m tests.command_forks
 
 Reads lines of JSON, [module, arguments], and answers each with [status, stdout, stderr]. A fork
-starts in milliseconds; it imports the command as `python -m module` does, and ends like it.
+starts in milliseconds; it imports the command as `python -m module` does, and ends like it. What
+the commands import is imported before.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -13,12 +15,13 @@ import sys
 import tempfile
 import traceback
 
-import numpy  # noqa: F401
-
-import bert_tf.system.command  # noqa: F401
+from bert_tf.__main__ import COMMANDS
 
 
 def main():
+    for module in COMMANDS:
+        importlib.import_module(module)
+        del sys.modules[module]  # A fork runs it as __main__.
     for line in sys.stdin:
         print(json.dumps(answer(*json.loads(line))), flush=True)
 

@@ -181,6 +181,7 @@ def imported():
     }
 
 
+@pytest.mark.medium
 def test_the_model_is_a_leaf(imported):
     """The encoder loads the model and its configuration, and no reader of weights or text."""
     found = {name.split(".")[1] for name in imported["encoder"] if name.startswith("bert_tf.")}
@@ -259,19 +260,24 @@ def test_importing_bert_tf_is_light():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.medium
 def test_pretraining_imports_no_tokenizer(imported):
     """Shards are token ids; TF Text would take more than 100 MB of a process."""
     assert "tensorflow" in imported["pretraining"]
     assert "tensorflow_text" not in imported["pretraining"]
 
 
-def test_public_names_exist_and_the_model_needs_no_extra(imported):
+def test_public_names_exist():
     import bert_tf
 
     for name in bert_tf.__all__:
         assert getattr(bert_tf, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Bert'"):
         bert_tf.Bert  # noqa: B018
+
+
+@pytest.mark.medium
+def test_public_names_need_no_extra(imported):
     optional = {"keras_nlp", "keras_hub", "apache_beam", "tensorflow_serving"}
     assert not optional & imported["public names"]
 

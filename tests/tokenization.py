@@ -19,23 +19,45 @@ ADDED_RANGES = [[int(code, 16) for code in pair.split("-")] for pair in ADDED.sp
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
+class _Table(dict):
+    """Table of `str.translate` that is filled as characters occur, which take long to classify."""
+
+    def __init__(self, replace):
+        self._replace = replace
+
+    def __missing__(self, code):
+        self[code] = replaced = self._replace(chr(code))
+        return replaced
+
+
+def _clean(character):
+    category = unicodedata.category(character)
+    if character in "\t\n\r" or category == "Zs":
+        return " "
+    if character in "\0\ufffd" or category in ("Cc", "Cf"):
+        return ""
+    is_cjk = any(first <= ord(character) <= last for first, last in CJK)
+    return f" {character} " if is_cjk else character
+
+
+def _strip(character):
+    return "" if unicodedata.category(character) == "Mn" else character
+
+
+def _separate(character):
+    return f" {character} " if is_punctuation(character) else character
+
+
+_CLEANED, _STRIPPED, _SEPARATED = _Table(_clean), _Table(_strip), _Table(_separate)
+
+
 def words(text, do_lower_case):
     """Split like BasicTokenizer: clean, separate CJK and punctuation, lower, strip accents."""
-    cleaned = []
-    for character in text:
-        category = unicodedata.category(character)
-        if character in "\t\n\r" or category == "Zs":
-            cleaned.append(" ")
-        elif character not in "\0\ufffd" and category not in ("Cc", "Cf"):
-            is_cjk = any(first <= ord(character) <= last for first, last in CJK)
-            cleaned.append(f" {character} " if is_cjk else character)
     result = []
-    for word in "".join(cleaned).split():
+    for word in text.translate(_CLEANED).split():
         if do_lower_case:
-            decomposed = unicodedata.normalize("NFD", word.lower())
-            word = "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
-        spaced = "".join(f" {c} " if is_punctuation(c) else c for c in word)
-        result += spaced.split(" ")
+            word = unicodedata.normalize("NFD", word.lower()).translate(_STRIPPED)
+        result += word.translate(_SEPARATED).split(" ")
     return " ".join(result).split()
 
 

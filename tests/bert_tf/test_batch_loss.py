@@ -59,7 +59,10 @@ def trained(strategy, batches, accumulation_steps=1, is_compiled=False):
     return [float(log["loss"]) for log in logs], values, counts
 
 
-@pytest.fixture(scope="module", params=[[1] * ROWS, [1, 2, 0, 1, 1, 0, 3, 1]])
+EQUAL_WEIGHTS = pytest.param([1] * ROWS, marks=pytest.mark.medium)
+
+
+@pytest.fixture(scope="module", params=[[1, 2, 0, 1, 1, 0, 3, 1], EQUAL_WEIGHTS])
 def whole(request):
     data = tf.data.Dataset.from_tensors(rows(request.param)).repeat()
     return request.param, trained(tf.distribute.get_strategy(), data)

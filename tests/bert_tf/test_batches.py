@@ -240,6 +240,7 @@ def test_damage_is_an_error_in_training_without_verification(copy):
     """Check that reading damaged shards fails even if `verify` was not called."""
     path = second_shard(copy)
     data = path.read_bytes()
+    batches = data_of(copy).evaluation_batches(10, pad_examples)  # Each iteration reads the files.
     for damaged, kind in (
         (data[: last_record_begins(data)], tf.errors.InvalidArgumentError),
         (data[:-20], tf.errors.DataLossError),
@@ -247,9 +248,21 @@ def test_damage_is_an_error_in_training_without_verification(copy):
     ):
         path.write_bytes(damaged)
         with pytest.raises(kind) as caught:
-            rows(data_of(copy).evaluation_batches(10, pad_examples))
+            rows(batches)
         if kind is tf.errors.InvalidArgumentError:
             assert "records; the manifest has" in str(bad_record(caught.value))
+
+
+@pytest.fixture(scope="module", params=[pad_examples, flatten_examples])
+def second_and_batches(request, shards, tmp_path_factory):
+    """Return the path of a shard that a test may overwrite, and the batches of an epoch.
+
+    Building the graphs of the batches takes longer than reading them.
+    """
+    directory = shutil.copytree(shards, tmp_path_factory.mktemp("layout") / "copy")
+    data = data_of(directory)
+    batches = data.training_batches(data.position(0, 0), 10, request.param)
+    return second_shard(directory), batches.take(len(data) // 10 + 1)
 
 
 @pytest.mark.parametrize(
@@ -263,17 +276,19 @@ def test_damage_is_an_error_in_training_without_verification(copy):
         ("next_sentence_labels", 2, "next_sentence_labels is 2"),
     ],
 )
-@pytest.mark.parametrize("layout", [pad_examples, flatten_examples])
-def test_an_impossible_number_is_reported_with_shard_and_record(copy, name, value, message, layout):
-    path = second_shard(copy)
-    _, examples = next(inspection.read_shards([str(path)], tf_examples.parser(LENGTH, PREDICTIONS)))
+def test_an_impossible_number_is_reported_with_shard_and_record(
+    second_and_batches, shards, name, value, message
+):
+    path, batches = second_and_batches
+    _, examples = next(
+        inspection.read_shards([str(second_shard(shards))], tf_examples.parser(LENGTH, PREDICTIONS))
+    )
     examples[name][17, 0] = value
     with tf.io.TFRecordWriter(str(path)) as writer:
         for record in tf_examples.serialize(examples):
             writer.write(record)
-    data = data_of(copy)
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        for _ in data.training_batches(data.position(0, 0), 10, layout).take(len(data) // 10 + 1):
+        for _ in batches:
             pass
     assert f"{path}: record 17: {message}" in str(bad_record(caught.value))
 
@@ -368,24 +383,24 @@ def test_shards_of_other_programs_get_a_manifest(copy, tmp_path, run_command):
     assert not (directory / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("value", [-7, 2**32 + 9])
-def test_ids_beyond_32_bits_and_below_0_are_rejected(copy, value):
+def test_ids_beyond_32_bits_and_below_0_are_rejected(copy):
     """Check that both write_manifest and training report the value stored in the file."""
     path = second_shard(copy)
     records_of = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
     example = tf.train.Example.FromString(records_of[5])
-    example.features.feature["input_ids"].int64_list.value[1] = value
-    records_of[5] = example.SerializeToString()
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for record in records_of:
-            writer.write(record)
-    data = data_of(copy)
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        rows(data.evaluation_batches(10, pad_examples))
-    assert f"{path}: record 5: input_ids is {value}; expected" in str(bad_record(caught.value))
+    batches = data_of(copy).evaluation_batches(10, pad_examples)
     (copy / "manifest.json").unlink()
-    with pytest.raises(UserError, match=f"record 5: input_ids is {value}; expected 0 to 58"):
-        inspection.write_manifest(str(copy), Vocabulary(ENTRIES))
+    for value in (-7, 2**32 + 9):
+        example.features.feature["input_ids"].int64_list.value[1] = value
+        records_of[5] = example.SerializeToString()
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for record in records_of:
+                writer.write(record)
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            rows(batches)
+        assert f"{path}: record 5: input_ids is {value}; expected" in str(bad_record(caught.value))
+        with pytest.raises(UserError, match=f"record 5: input_ids is {value}; expected 0 to 58"):
+            inspection.write_manifest(str(copy), Vocabulary(ENTRIES))
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,7 @@ def test_results_are_utf8_in_any_locale_and_messages_are_escaped(locale):
     assert done.returncode == 0 and done.stdout.decode("utf-8").startswith(text)
 
 
+@pytest.mark.medium
 def test_a_command_imports_keras_without_its_optional_packages():
     code = (
         "from bert_tf.system import command; import dataclasses, sys\n"

@@ -186,7 +186,8 @@ def test_flat_inputs_without_segments_are_one_segment(config):
 
 @pytest.mark.parametrize("layout", ["padded", "flat"])
 def test_defaults_add_no_operation_for_given_inputs(config, inputs_BL, layout, monkeypatch):
-    encoder = make_encoder(config, small.random_weights(config))
+    encoder = Encoder(dataclasses.replace(config, num_hidden_layers=1))
+    encoder.build()
     inputs = {"padded": inputs_BL, "flat": FLAT}[layout]
 
     def operations(inputs):

@@ -29,8 +29,13 @@ def model(pretrained):
     return model
 
 
-def test_each_mask_has_its_most_probable_tokens(model, vocabulary):
-    found = fill_masks(model, Tokenizer(vocabulary, do_lower_case=True), TEXT, top_k=3)
+@pytest.fixture
+def tokenizer(config, vocabulary):
+    return Tokenizer.from_config(config, vocabulary)
+
+
+def test_each_mask_has_its_most_probable_tokens(model, tokenizer, vocabulary):
+    found = fill_masks(model, tokenizer, TEXT, top_k=3)
     words = ["[CLS]", "the", "[MASK]", "is", "[MASK]", "!", "[SEP]"]
     ids = np.array([[vocabulary[word] for word in words]], np.int32)
     inputs = {"input_ids": ids, "input_mask": ids * 0 + 1, "segment_ids": ids * 0}
@@ -50,10 +55,10 @@ def test_each_mask_has_its_most_probable_tokens(model, vocabulary):
         ("the " * 14 + "[MASK]", 5, "expected at most 16 tokens .*, received 17"),
     ],
 )
-def test_wrong_arguments_are_reported(model, vocabulary, text, top_k, message):
+def test_wrong_arguments_are_reported(model, tokenizer, vocabulary, text, top_k, message):
     assert len(vocabulary) == 29
     with pytest.raises(UserError, match=message):
-        fill_masks(model, Tokenizer(vocabulary, do_lower_case=True), text, top_k)
+        fill_masks(model, tokenizer, text, top_k)
 
 
 def test_the_command_prints_a_line_per_mask(pretrained, tmp_path, capsys):

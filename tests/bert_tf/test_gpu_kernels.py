@@ -66,12 +66,14 @@ def test_each_operation_of_a_compiled_step_has_a_kernel(graph_of, options):
     assert missing(graph_of(**options)) == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("options", COMPILED[:2], ids=str)
 def test_a_compiled_step_copies_nothing_to_the_host(graph_of, options):
     """The host would wait for the GPU; to the GPU goes whether the loop of steps goes on."""
     assert copies(graph_of(**options)) == ([], ["Less -> Identity (bool)"])
 
 
+@pytest.mark.medium
 def test_a_compiled_step_adds_in_any_order_in_three_places(graph_of):
     """Their sums differ between runs, unless XLA is told to be deterministic."""
     types = [of.type for of, _ in operations(graph_of())]

@@ -32,6 +32,13 @@ LENGTHS = {
 
 
 @pytest.fixture(scope="module")
+def eager_and_graph(config):
+    """Return an encoder of one layer and its graph, for inputs that are rejected before."""
+    encoder = make_encoder(dataclasses.replace(config, num_hidden_layers=1), {})
+    return encoder, tf.function(encoder)
+
+
+@pytest.fixture(scope="module")
 def deep_config(config):
     """Return a configuration with 512 positions."""
     return dataclasses.replace(config, max_position_embeddings=512)
@@ -187,14 +194,13 @@ def test_the_number_of_buckets_is_small():
         assert ((sizes > octave) & (sizes <= 2 * octave)).sum() == 8
 
 
-def test_flat_texts_of_more_tokens_than_positions_are_rejected(config, vocabulary):
-    encoder = make_encoder(config, small.random_weights(config))
+def test_flat_texts_of_more_tokens_than_positions_are_rejected(eager_and_graph, config, vocabulary):
     inputs = to_flat(random_texts([4, 17], config), vocabulary)
-    for encode in (encoder, tf.function(encoder)):
+    for encode in eager_and_graph:
         with pytest.raises(tf.errors.InvalidArgumentError, match="longer than max_position"):
             encode(inputs)
     for lengths in ([16, 1], [1, 16]):  # The padding after the last sequence has no 17th position.
-        encoder(to_flat(random_texts(lengths, config), vocabulary))
+        eager_and_graph[0](to_flat(random_texts(lengths, config), vocabulary))
 
 
 @pytest.mark.slow
@@ -275,11 +281,10 @@ def test_the_gradient_of_the_inverse_gather_equals_tensorflow():
 
 
 @pytest.mark.parametrize("splits", [[0, 3, 3, 8], [0, 3, 9], [1, 3, 8], [0, 3, 2, 8]])
-def test_wrong_row_splits_are_rejected(config, vocabulary, splits):
-    encoder = make_encoder(config, small.random_weights(config))
+def test_wrong_row_splits_are_rejected(eager_and_graph, splits):
     ids = tf.ones([8], tf.int32)
     inputs = {"input_ids": ids, "segment_ids": 0 * ids, "row_splits": tf.constant(splits)}
-    for encode in (encoder, tf.function(encoder)):
+    for encode in eager_and_graph:
         with pytest.raises(
             tf.errors.InvalidArgumentError, match="row_splits: expected to start at 0"
         ):

@@ -32,11 +32,15 @@ def copy(shards, tmp_path):
     return pathlib.Path(shutil.copytree(shards, tmp_path / "copy"))
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
+def split_into_pieces(monkeypatch):
     """Split the shards, of more than 100 records each, into pieces of 10."""
     monkeypatch.setattr(module, "BLOCK_EXAMPLES", 40)
     monkeypatch.setattr(module, "PIECES_PER_BLOCK", 4)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    split_into_pieces(monkeypatch)
 
 
 @pytest.mark.medium
@@ -89,6 +93,20 @@ def counted(read_block, read):
     return counting
 
 
+@pytest.fixture(scope="module")
+def second_and_data(shards, tmp_path_factory):
+    """Return the path of a shard that a test may overwrite, the data and batches of an epoch.
+
+    The batches read the files in each iteration.
+    """
+    directory = shutil.copytree(shards, tmp_path_factory.mktemp("pieces") / "copy")
+    with pytest.MonkeyPatch.context() as context:
+        split_into_pieces(context)
+        data = data_of(directory)
+        batches = data.training_batches(data.position(0, 0), 10, pad_examples)
+    return directory / "examples-00001-of-00003.tfrecord", data, batches
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -102,12 +120,12 @@ def counted(read_block, read):
     ],
     ids=["record boundary", "inside", "longer", "empty", "length", "huge length", "byte"],
 )
-def test_damage_of_large_shards_is_reported(copy, small_blocks, damage, message):
-    path = copy / "examples-00001-of-00003.tfrecord"
-    path.write_bytes(damage(path.read_bytes()))
-    data = data_of(copy)
+def test_damage_of_large_shards_is_reported(second_and_data, shards, small_blocks, damage, message):
+    path, data, batches = second_and_data
+    path.write_bytes(damage((shards / path.name).read_bytes()))
+    data._offsets.clear()  # Those that the previous test has found.
     with pytest.raises(tf.errors.OpError, match=message) as caught:
-        rows(data.training_batches(data.position(0, 0), 10, pad_examples), len(data) // 10)
+        rows(batches, len(data) // 10)
     error = bad_record(caught.value)
     assert error is None or re.fullmatch(rf"{path}: \d+ records; .* has \d+", str(error))
 

@@ -54,12 +54,13 @@ def test_truncation_removes_from_the_longer_segment_like_the_released_code(vocab
         Tokens(ragged(*(list(range(5, 5 + pair[which])) for pair in lengths))) for which in (0, 1)
     ]
     for budget in range(1, 13):
-        packed = pack(segments, vocabulary, budget + 3)
-        for row, (a, b) in enumerate(lengths):
+        packed = pack(segments, vocabulary, budget + 3).input_ids.to_list()
+        for row, (a, b) in zip(packed, lengths, strict=True):
+            pair = (a, b)
             while a + b > budget:
                 a, b = (a - 1, b) if a > b else (a, b - 1)
             expected = [2, *range(5, 5 + a), 3, *range(5, 5 + b), 3]
-            assert packed.input_ids[row].numpy().tolist() == expected, (lengths[row], budget)
+            assert row == expected, (pair, budget)
 
 
 def test_truncation_keeps_the_head_the_tail_or_both(vocabulary):

@@ -80,7 +80,14 @@ def test_any_number_of_rows_and_tokens_gives_the_outputs_of_the_network(
     assert quantize == "none" or difference > LARGEST["none"]
 
 
-@QUANTIZED
+@pytest.mark.parametrize(
+    "quantize",
+    [
+        "none",
+        pytest.param("float16", marks=pytest.mark.slow),
+        pytest.param("dynamic", marks=pytest.mark.medium),
+    ],
+)
 def test_weights_are_stored_once_and_as_small_as_asked_for(classifier, converted, quantize):
     count = sum(variable.shape.num_elements() for variable in classifier.network.variables)
     overhead = 60_000  # Of two graphs.

@@ -1,6 +1,7 @@
 """The encoder of the served graph against the trained encoder."""
 
 import dataclasses
+import functools
 import inspect
 import os
 import subprocess
@@ -43,6 +44,12 @@ def encoder(request, config):
     wide = {"intermediate_size": served_encoder.SLOW_WIDTH, "max_position_embeddings": 96}
     config = dataclasses.replace(config, hidden_act=request.param, **wide)
     return make_encoder(config, small.random_weights(config, scale=0.1))
+
+
+@pytest.fixture(scope="module")
+def expected_outputs(encoder, vocabulary):
+    """Return the function that returns the outputs of the trained encoder, computed once."""
+    return functools.cache(lambda **options: outputs_of(encoder, vocabulary, **options))
 
 
 @pytest.fixture(params=[False, True], ids=["packed", "portable"])
@@ -89,9 +96,11 @@ def outputs_of(encoder, vocabulary, **options):
         pytest.param({"output_hidden_states": True}, marks=pytest.mark.slow),
     ],
 )
-def test_outputs_equal_those_of_the_trained_encoder(encoder, is_portable, options, vocabulary):
+def test_outputs_equal_those_of_the_trained_encoder(
+    encoder, expected_outputs, is_portable, options, vocabulary
+):
     served = serve(encoder, "float32", is_portable)
-    expected = outputs_of(encoder, vocabulary, **options)
+    expected = expected_outputs(**options)
     actual = outputs_of(served, vocabulary, **options)
     assert actual.keys() == expected.keys()
     for key, values in expected.items():

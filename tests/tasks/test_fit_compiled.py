@@ -108,6 +108,7 @@ def inputs_of(encoded):
     return inputs
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:.*untrained head")
 @pytest.mark.parametrize("name", small.fast(PREDICTED, "TextClassifier"))
 def test_predict_is_compiled_on_packed_rows_and_predicts_equally(name, weights, monkeypatch):

@@ -212,6 +212,7 @@ def test_text_and_files_exclude_each_other(tmp_path):
             PredictSettings("run", **given)
 
 
+@pytest.mark.medium
 def test_the_command_prints_the_prediction_of_a_text(tmp_path, huggingface_dir, capsys):
     model = tasks.TextClassifier.from_pretrained(
         huggingface_dir, labels=["a", "b"], max_seq_length=12

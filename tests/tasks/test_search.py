@@ -71,6 +71,7 @@ def test_the_command_finds_the_row_of_the_query(flags, capsys):
     assert list(second) == ["similarity", "row", "text"] and second["similarity"] < 1
 
 
+@pytest.mark.medium
 def test_shards_of_arrays_are_searched(flags, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(jobs, "run", run_here)
     written = [*flags[:3], f"--output_dir={tmp_path / 'shards'}", "--num_shards=3"]

@@ -24,6 +24,13 @@ def model(huggingface_dir):
     return TextEmbedder.from_pretrained(huggingface_dir, seed=1)
 
 
+@pytest.fixture(scope="module")
+def untrained(config, vocabulary):
+    """Return a model for tests that do not train it."""
+    return TextEmbedder(SimilarityTask(max_seq_length=16), config, vocabulary)
+
+
+@pytest.mark.medium
 def test_fit_on_pairs_brings_positives_to_the_front(model):
     before = model.evaluate((ANCHORS, POSITIVES))
     model.compile(learning_rate=1e-2)
@@ -63,12 +70,19 @@ def test_texts_of_a_class_attract_each_other(model):
     assert model.evaluate(texts, classes)["recall@1"] == 1.0
 
 
-def test_triplets_need_negatives(huggingface_dir):
-    model = TextEmbedder.from_pretrained(huggingface_dir, loss="triplet", triplet_margin=1.0)
-    metrics = model.evaluate((ANCHORS, POSITIVES, NEGATIVES))
-    assert 0 < metrics["loss"] < 2
+@pytest.fixture
+def of_triplets(huggingface_dir):
+    return TextEmbedder.from_pretrained(huggingface_dir, loss="triplet", triplet_margin=1.0)
+
+
+@pytest.mark.medium
+def test_the_loss_of_triplets_is_a_distance(of_triplets):
+    assert 0 < of_triplets.evaluate((ANCHORS, POSITIVES, NEGATIVES))["loss"] < 2
+
+
+def test_triplets_need_negatives(of_triplets):
     with pytest.raises(UserError, match="triplet.*negatives"):
-        model.evaluate((ANCHORS, POSITIVES))
+        of_triplets.evaluate((ANCHORS, POSITIVES))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +102,9 @@ def test_triplets_need_negatives(huggingface_dir):
         (ANCHORS, ["a", "", "a", "b"], r"y.1.: expected a class, received an empty string"),
     ],
 )
-def test_wrong_rows_are_refused(model, x, y, message):
+def test_wrong_rows_are_refused(untrained, x, y, message):
     with pytest.raises(UserError, match=message):
-        model.fit(x, y)
+        untrained.fit(x, y)
 
 
 def test_missing_and_numbered_negatives_of_a_table_are_read(model):

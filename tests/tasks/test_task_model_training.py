@@ -43,6 +43,7 @@ def without_common_bias(name, weights):
     return weights
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", small.fast(CASES, "TextClassifier"))
 def test_fit_equals_the_train_step(name, no_dropout_dir):
     """Compare 20 steps of Keras with those of the training loop, without dropout."""

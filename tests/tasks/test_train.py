@@ -24,21 +24,26 @@ DEV = (TEXTS[::2], LABELS[::2])
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, config, vocabulary):
-    """Return a directory with weights, and with a run of tasks.finetune on train.csv."""
+def weights(tmp_path_factory, config, vocabulary):
     directory = tmp_path_factory.mktemp("train")
-    source = small.write_huggingface(directory / "huggingface", config, vocabulary)
-    finetune(small.settings(source, small.write_complaints(directory), directory / "run"))
+    return small.write_huggingface(directory / "huggingface", config, vocabulary)
+
+
+@pytest.fixture(scope="module")
+def place(weights):
+    """Return the directory of the weights, with a run of tasks.finetune on train.csv."""
+    directory = weights.parent
+    finetune(small.settings(weights, small.write_complaints(directory), directory / "run"))
     return directory
 
 
 @pytest.fixture
-def create(place):
+def create(weights):
     """Return a function that creates a new model."""
 
     def create(**options):
         options = {"labels": list(small.TEXTS), "max_seq_length": 12, **options}
-        return TextClassifier.from_pretrained(place / "huggingface", **options)
+        return TextClassifier.from_pretrained(weights, **options)
 
     return create
 
