@@ -202,7 +202,7 @@ class BertTf:
 
         times, size = [], recipe["global_batch_size"]
         clock = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda *_: times.append(time.time())
+            on_train_batch_end=lambda batch, logs: times.append(time.time())
         )
         model.fit(x, y, batch_size=size, epochs=1, verbose=0, callbacks=[clock])
         return rate_of_steps(times, count, size)
