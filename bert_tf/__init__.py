@@ -4,13 +4,10 @@ Names are imported lazily: TensorFlow is loaded with the first name that needs i
 can check their flags before.
 """
 
-import os
-
+from bert_tf.system.environment import set_defaults
 from bert_tf.system.lazy_names import lazy_names
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-# TensorFlow takes all memory of all GPUs otherwise, also for a process that exports or tokenizes.
-os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+set_defaults()
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,

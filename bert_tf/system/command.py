@@ -10,7 +10,6 @@ import dataclasses
 import io
 import operator
 import os
-import platform
 import signal
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 from bert_tf.errors import UserError, flag_names
+from bert_tf.system.environment import NVIDIA_DEVICE
 from bert_tf.system.processes import check_backend, count_processors
 from bert_tf.system.progress import log
 
@@ -40,7 +40,6 @@ STATUS_INTERRUPTED = 128  # Plus the signal's number, as shells report it: 130 C
 # TensorFlow and Keras import these wherever they are installed, for functions that no command uses.
 # Without them a command starts a second earlier and takes 160 MB less.
 _OPTIONAL_PACKAGES = ("IPython", "matplotlib", "pandas", "scipy", "sklearn")
-_NVIDIA_DEVICE = "/dev/nvidiactl"
 _M_ARENA_MAX = -8  # Of mallopt(3), in malloc.h.
 _KINDS = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}
 _COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
@@ -259,17 +258,14 @@ def _help(settings_class, doc):
 def import_tensorflow(verbose: bool = False) -> None:
     """Import TensorFlow and Keras for a command.
 
-    Start-up messages are printed only if the import fails or `verbose`. TensorFlow's products are
-    those of oneDNN, threads share arenas of malloc, and optional packages are not imported. The
-    variables TF_ENABLE_ONEDNN_OPTS and MALLOC_ARENA_MAX of the environment have precedence.
+    Start-up messages are printed only if the import fails or `verbose`. Threads share arenas of
+    malloc, unless the variable MALLOC_ARENA_MAX says otherwise, and optional packages are not
+    imported.
 
     Raises:
         UserError: If the environment names another backend of Keras.
     """
     check_backend()
-    if platform.machine() == "x86_64" and not os.path.exists(_NVIDIA_DEVICE):
-        # TensorFlow's default on AVX2 is its own products, which are slower and take more memory.
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     _limit_arenas()
     with optional_packages_hidden():
         if verbose:
@@ -298,7 +294,7 @@ def _import_silently():
             os.dup2(kept, 2)
             os.close(kept)
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
-    if os.path.exists(_NVIDIA_DEVICE) and not gpus and not is_hidden:
+    if os.path.exists(NVIDIA_DEVICE) and not gpus and not is_hidden:
         raise UserError(
             "this machine has an NVIDIA GPU that TensorFlow cannot use, because libraries of CUDA "
             "are missing; run pip install 'tensorflow[and-cuda]', or set CUDA_VISIBLE_DEVICES=-1 "

@@ -296,25 +296,21 @@ NO_TENSORFLOW = (
 )
 
 
-@pytest.mark.parametrize("opts", [None, "0"])
-def test_a_command_uses_onednn_unless_the_environment_decides(opts):
-    code = NO_TENSORFLOW + (
-        "import os\nfrom bert_tf.system import command\n"
-        "command._NVIDIA_DEVICE = '/no/such/device'\ncommand.import_tensorflow()\n"
-        "print(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
-        "command._NVIDIA_DEVICE = '/'\nos.environ.pop('TF_ENABLE_ONEDNN_OPTS', None)\n"
-        "os.environ['CUDA_VISIBLE_DEVICES'] = '-1'\n"
-        "command.import_tensorflow()\nprint(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
+@pytest.mark.parametrize(("has_gpu", "given"), [(False, None), (False, "0"), (True, None)])
+def test_onednn_is_on_unless_the_environment_decides_or_a_gpu_is_there(has_gpu, given):
+    code = (
+        "import os\nos.path.exists = lambda path: 'nvidia' in str(path) and "
+        f"{has_gpu}\nimport bert_tf\nprint(os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
     )
-    done = run_code(code, "TF_ENABLE_ONEDNN_OPTS", opts)
-    expected = opts or ("1" if platform.machine() == "x86_64" else None)
-    assert done.stdout.split() == [str(expected), "None"]
+    is_set = platform.machine() == "x86_64" and not has_gpu
+    expected = given or ("1" if is_set else None)
+    assert run_code(code, "TF_ENABLE_ONEDNN_OPTS", given).stdout.split() == [str(expected)]
 
 
 def test_a_gpu_that_tensorflow_cannot_use_is_reported():
     code = NO_TENSORFLOW + (
         "from bert_tf import UserError\nfrom bert_tf.system import command\n"
-        "command._NVIDIA_DEVICE = '/'\n"
+        "command.NVIDIA_DEVICE = '/'\n"
         "try:\n    command.import_tensorflow()\nexcept UserError as error:\n    print(error)\n"
     )
     assert "tensorflow[and-cuda]" in run_code(code, "CUDA_VISIBLE_DEVICES", None).stdout
