@@ -231,7 +231,7 @@ def test_library_code_prints_nothing_reads_no_flag_and_opens_no_pickle():
 
 
 def test_one_place_opens_text():
-    """Of the others, two run in a clean process, and the rest read what programs write."""
+    """Exempt two modules of a clean process, and those that read what programs write."""
     opens = re.compile(r"(?<!files)\.read_text\(|utf-8-sig|\bopen\([^)]*encoding=")
     assert [path.name for path in SOURCES if opens.search(path.read_text())] == [
         "__main__.py",

@@ -184,10 +184,6 @@ def _module(target, operands, results):
 
 def _backend_config(target, scores_shape, size, dtype):
     """Return XLA's GpuBackendConfig of a call as JSON."""
-
-    def factor(contracted, batch):
-        return [str(contracted)], [str(dimension) for dimension in batch]
-
     attention: dict[str, Any] = {
         "algorithm": {
             "algo_id": "0",
@@ -212,14 +208,12 @@ def _backend_config(target, scores_shape, size, dtype):
         "max_seg_per_batch": 1,
         "is_paged_attention": False,
     }
-    for name, (left, right) in _PRODUCTS[target].items():
-        contracted, batch = factor(*left)
-        right_contracted, right_batch = factor(*right)
+    for name, ((left, left_batch), (right, right_batch)) in _PRODUCTS[target].items():
         attention[f"{name}_dot_dimension_numbers"] = {
-            "lhs_contracting_dimensions": contracted,
-            "rhs_contracting_dimensions": right_contracted,
-            "lhs_batch_dimensions": batch,
-            "rhs_batch_dimensions": right_batch,
+            "lhs_contracting_dimensions": [str(left)],
+            "rhs_contracting_dimensions": [str(right)],
+            "lhs_batch_dimensions": [str(dimension) for dimension in left_batch],
+            "rhs_batch_dimensions": [str(dimension) for dimension in right_batch],
         }
     return json.dumps(
         {

@@ -165,14 +165,12 @@ def dropout_add_norm(
     starts from the sum, which the backward pass of LayerNorm needs anyway.
     """
     _check_size(x)
-    seed = _at(seed, dropout_id)
-
-    width = x.shape[-1]
+    seed, width = _at(seed, dropout_id), x.shape[-1]
 
     @custom_gradient
     def normed(x, residual, gamma, beta):
         if is_compiled():
-            summed = _barrier(_like(kernels.dropout_add(width, x, residual, seed, rate=rate), x))
+            summed = _barrier(kernels.dropout_add(width, x, residual, seed, rate=rate))
             output, mean, scale = kernels.norm(width, summed, gamma, beta, epsilon=epsilon)
         else:
             output, summed, mean, scale = kernels.dropout_add_norm(
@@ -185,10 +183,9 @@ def dropout_add_norm(
                 grad_sum, grad_gamma, grad_beta = kernels.norm_gradient(
                     width, again, mean, scale, gamma, upstream
                 )
-                grad_residual = _barrier(_like(grad_sum, x))
+                grad_residual = _barrier(grad_sum)
                 seed_again = _barrier(seed)  # Not the mask, which is larger.
-                grad_x = kernels.dropout(width, grad_residual, seed_again, rate=rate)
-                grad_x = _barrier(_like(grad_x, x))
+                grad_x = _barrier(kernels.dropout(width, grad_residual, seed_again, rate=rate))
             else:
                 grad_x, grad_residual, grad_gamma, grad_beta = kernels.dropout_add_norm_gradient(
                     width, summed, mean, scale, gamma, seed, upstream, rate=rate

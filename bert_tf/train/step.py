@@ -122,7 +122,7 @@ class TrainStep:
         """
         with tf.device(self._loop_device):
             # Copies on the device of the loop: a value on another would make it wait for the host
-            # after each update.
+            # after each update. The flag has 64 bits, since shorter integers stay on the host.
             gradient_norm = tf.identity(gradient_norm)
             is_asked_to_stop = tf.identity(tf.cast(is_asked_to_stop, tf.int64))
             if num_steps is None:
@@ -163,6 +163,7 @@ class TrainStep:
         floats, counts = (self.strategy.reduce(total, of, axis=None) for of in (floats, counts))
         logs = {
             **dict(zip(("loss", *self.metrics), tf.unstack(floats), strict=True)),
+            # tf.unstack would keep integers on the host.
             "examples": counts[0],
             "tokens": counts[1],
             "asked_to_stop": self.strategy.reduce(total, asked, axis=None),
