@@ -61,5 +61,11 @@ def plot_metrics(
             marker = "o" if name.startswith(dotted) else ""
             axes.plot(*zip(*points, strict=True), label=name, marker=marker, linewidth=1)
     if axes.has_data():
-        axes.legend(fontsize=8)
+        draw_legend_above(axes)
     axes.grid(alpha=0.3)
+
+
+def draw_legend_above(axes: Any) -> None:
+    """Draw the legend above the axes, where it hides no value."""
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
+    axes.legend(fontsize=8, frameon=False, **place)

@@ -13,13 +13,14 @@ import numpy as np
 
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
-from bert_tf.system.plotting import import_pyplot, plot_metrics, to_png
+from bert_tf.system.plotting import draw_legend_above, import_pyplot, plot_metrics, to_png
 
 Plot = Callable[[Any], None]  # Draws a figure into matplotlib axes.
 
 DIRECTORY, LAST = "plots", "loss.png"
 MAX_LABELS = 80  # Rows of a confusion matrix, or groups of bars, that can be read.
 MAX_NUMBERED = 20  # Rows of a confusion matrix with numbers in the cells.
+MAX_HORIZONTAL = 6  # Groups of bars whose names fit side by side.
 
 
 def draw_confusion_matrix(axes: Any, labels: Sequence[str], counts_CC: np.ndarray) -> None:
@@ -112,9 +113,10 @@ def draw_bars(axes: Any, groups: Sequence[str], values: Mapping[str, Sequence[fl
     for number, (name, of_name) in enumerate(values.items()):
         axes.bar(places + number * width, of_name, width, label=name)
     middle = places + 0.4 - width / 2
-    axes.set_xticks(middle, groups, rotation=90, fontsize=8, parse_math=False)
+    rotation = 0 if len(groups) <= MAX_HORIZONTAL else 90
+    axes.set_xticks(middle, groups, rotation=rotation, fontsize=8, parse_math=False)
     axes.set_ylim(0, 1.02)
-    axes.legend(fontsize=8)
+    draw_legend_above(axes)
     axes.grid(axis="y", alpha=0.3)
 
 
