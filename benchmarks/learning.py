@@ -38,7 +38,7 @@ RECIPE = {
 }
 SEEDS, SEEDED_ROWS = 20, 2000
 METRICS = {
-    "classification": ("accuracy", "macro_f1"),
+    "classification": ("accuracy", "macro_f1", "f1_0"),
     "anomaly": ("roc_auc",),
     "arc": ("accuracy",),
     "conll": ("f1",),
@@ -158,8 +158,6 @@ def tasks(options, measured, scratch):
                 if metric in trained["metrics"]:
                     values = [trained["metrics"][metric]]
                     measured.add("Learning", f"{name}: {metric}", program, "%", values)
-            seconds = trained["ends"][-1] - trained["ends"][0]
-            measured.add("Learning", f"{name}: training", program, "s", [seconds])
 
 
 def precision(options, measured, scratch):

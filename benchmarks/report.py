@@ -1,10 +1,11 @@
-"""Write docs/performance.md, its two plots and README's table from the files of benchmarks/results.
+"""Write docs/performance.md, its plots and the tables of other pages from benchmarks/results.
 
     python benchmarks/report.py
     python benchmarks/report.py --print=build/benchmarks
 
 A test fails if pages and results differ. With --print, tables of all figures of a directory are
-printed, and nothing is written. Pages show the figures that `SHOWN` and `HEADLINES` select.
+printed, and nothing is written. Pages show the figures that `SHOWN`, `HEADLINES` and `TABLES`
+select.
 """
 
 import argparse
@@ -37,7 +38,7 @@ SHOWN = {
     "gpu": r"(Pretraining|Fine-tuning).*, (sequences/s|examples/s|GB)",
     "data": r".*",
     "start_up": r"Start: .*|Memory.*(32 long texts|223,000|punctuation and 31).*",
-    "learning": r".*(complaints: accuracy|banking77: accuracy|wnut17: f1|losses|rows: accuracy).*",
+    "learning": r"Learning: (losses|.*rows: ).*",
     "scale": r"(Pretraining|Fine-tuning|Request).*(of 256, 8 x|complaints|32 tokens|512).*",
     "retrieval": r".*: (recall@1|mrr@10), %|.*/s",
 }
@@ -49,6 +50,12 @@ HEADLINES = (
     r"Fine-tuning, float32: .*, examples/s",
     r"Pretraining, bfloat16: .*, sequences/s",
 )
+# Page with a table between the markers: pattern of "table: workload, unit" that it shows.
+TABLES = {
+    "docs/results.md": r"Learning: (?!losses|.*rows: ).*",
+    "docs/distillation.md": r"Distillation: .*",
+    "docs/precision.md": r"Served metrics: .*",
+}
 # File: title, pattern of "table: workload, unit" whose figures are its bars.
 PLOTS = {
     "serving": ("Served texts per second", r"Serving, float32: .*16 per request.*"),
@@ -226,6 +233,18 @@ def page(records):
     return "\n".join(lines) + "\n"
 
 
+def table_block(records, pattern):
+    """Return the part of a page of `TABLES` between the markers."""
+    lines = []
+    for of_kind in records.values():
+        for record in of_kind.values():
+            rows = rows_of(record, pattern)
+            if rows:
+                corner = f"{source_of(record)}, {machine_title(record)}"
+                lines += ["", *table(rows, corner)]
+    return "\n".join([BEGIN, *lines, "", END])
+
+
 def readme_block(records):
     """Return the part of README between the markers."""
     lines = []
@@ -252,10 +271,10 @@ def readme_block(records):
     return "\n".join([BEGIN, *lines, "", END])
 
 
-def readme(text, records):
-    """Return README's text with the block of the results."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{readme_block(records)}{rest.split(END)[1]}"
+def with_block(path, block):
+    """Return the text of a page with another block."""
+    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    return f"{before}{block}{rest.split(END)[1]}"
 
 
 def plots(records):
@@ -314,7 +333,9 @@ def text_at(x, y, text, anchor):
 
 def written(records):
     """Return {path: text} of all generated files."""
-    files = {PAGE: page(records), README: readme(README.read_text(encoding="utf-8"), records)}
+    files = {PAGE: page(records), README: with_block(README, readme_block(records))}
+    for name, pattern in TABLES.items():
+        files[ROOT / name] = with_block(ROOT / name, table_block(records, pattern))
     return files | {ROOT / PLOTTED.format(name): svg for name, svg in plots(records).items()}
 
 

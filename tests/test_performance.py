@@ -103,13 +103,15 @@ def test_an_estimate_does_not_compete(report):
 def test_pages_have_what_was_measured(report):
     ours, other = figure(report.OURS, 123.4), figure("other", 77.0)
     records = {"avx2": {"serving": record(ours, other)}}
-    for text in (report.page(records), report.readme_block(records)):
+    blocks = (report.readme_block(records), report.table_block(records, "Serving.*"))
+    for text in (report.page(records), *blocks):
         assert "**123**" in text and "77.0" in text and "AVX2: a processor" in text
     assert "(111 to 136)" in report.page(records)
     assert "123  bert_tf" in report.plots(records)["serving"]
     empty = report.page({})
     assert "##" not in empty and "images" not in empty
     assert report.readme_block({}) == f"{report.BEGIN}\n\n{report.END}"
+    assert report.table_block(records, "Learning.*") == report.readme_block({})
 
 
 def test_units_of_a_workload_share_a_row(report):
