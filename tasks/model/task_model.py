@@ -818,9 +818,13 @@ class TaskModel(keras.Model):
             if _batches_seen(self) == before:
                 self.preprocessor.task = tuned
             else:
-                self.has_new_head = False
-                origin = self.record.get("origin", "new weights").removesuffix(_TRAINED)
-                self.record["origin"] = origin + _TRAINED
+                self._record_training()
+
+    def _record_training(self):
+        """Record that `fit` has changed the weights."""
+        self.has_new_head = False
+        origin = self.record.get("origin", "new weights").removesuffix(_TRAINED)
+        self.record["origin"] = origin + _TRAINED
 
     @argument_names()
     def evaluate(
@@ -1212,8 +1216,9 @@ def _diverged(model):
 class _Epochs(keras.callbacks.Callback):
     """Set the first batch and the schedule of a `fit`, and add the metrics of the validation rows.
 
-    Before all other callbacks, which read them. The first epoch is known when it begins, since
-    BackupAndRestore sets it after Keras has received dataset and optimizer.
+    Before all other callbacks, which read them, or save a model whose weights have changed. The
+    first epoch is known when it begins, since BackupAndRestore sets it after Keras has received
+    dataset and optimizer.
 
     Args:
         steps_per_epoch: Steps per epoch.
@@ -1236,7 +1241,8 @@ class _Epochs(keras.callbacks.Callback):
         super().__init__()
         self.steps_per_epoch, self.epochs, self.first_step = steps_per_epoch, epochs, first_step
         self.validate, self.validation_freq = validate, validation_freq
-        self.is_started = False
+        self.is_started = self.is_recorded = False
+        self.first_count = 0  # Batches that the optimizer had seen before.
         self.validated: dict[str, float] = {}
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -1249,7 +1255,8 @@ class _Epochs(keras.callbacks.Callback):
         optimizer = innermost(self.model.optimizer)
         per_update = optimizer.gradient_accumulation_steps or 1
         # Batches that the fit before has left over belong to the first update.
-        start = _batches_seen(self.model) - first_step
+        self.first_count = _batches_seen(self.model)
+        start = self.first_count - first_step
         end = start + self.steps_per_epoch * self.epochs
         num_updates = end // per_update - start // per_update
         if not num_updates:
@@ -1261,9 +1268,12 @@ class _Epochs(keras.callbacks.Callback):
             optimizer._learning_rate.set_steps(start // per_update, num_updates, per_update)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop where XLA drops the check that raises an error."""
+        """Stop where XLA drops the check that raises an error; record the first update."""
         if not math.isfinite(logs["loss"]):
             raise _diverged(self.model)
+        if not self.is_recorded and _batches_seen(self.model) != self.first_count:
+            self.is_recorded = True
+            self.model._record_training()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add the metrics of the validation rows to the logs."""
