@@ -539,8 +539,12 @@ class Task(abc.ABC):
 
     # Tuning.
 
-    def check_dev(self, examples: Examples) -> list[str]:
-        """Check the labels of the first dev file before anything is tokenized.
+    def check_dev(self, examples: Examples, name: str = "--dev: the first file") -> list[str]:
+        """Check the labels of the rows that fields are tuned on, before anything is trained.
+
+        Args:
+            examples: Rows of the first dev file, or of validation.
+            name: The rows in messages, as a subject in the singular.
 
         Returns:
             One warning per tunable field that these labels cannot tune well.

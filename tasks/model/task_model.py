@@ -649,6 +649,7 @@ class TaskModel(keras.Model):
                 dev = evaluation_examples(self.task, validation_data)
             except UserError as error:
                 raise UserError(f"validation_data: {error}") from None
+            self._check_dev(dev, "validation_data")
         if is_stream:
             if validation_split:
                 raise UserError(
@@ -672,6 +673,7 @@ class TaskModel(keras.Model):
             train = examples_of(self.task, x, y, sample_weight, class_weight)
             if dev is None and validation_split:
                 train, dev = split(train, validation_split)
+                self._check_dev(dev, "validation_split")
             encoded = self._encode_for_fit(self._training_examples(train))
             num_steps = steps_per_epoch = steps_per_epoch or math.ceil(len(encoded) / size)
             # A variable, because it is set after Keras has received the dataset.
@@ -710,7 +712,7 @@ class TaskModel(keras.Model):
                 **of_keras,
             )
         if encoded_dev is not None and self.task.tunable_fields:
-            self.tune(encoded_dev)
+            self._tune(encoded_dev)
         return history
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
@@ -893,10 +895,23 @@ class TaskModel(keras.Model):
 
     @argument_names()
     def tune(self, x: Any, y: Any = None) -> Self:
-        """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
+        """Fit thresholds and temperature to dev rows, if the task has any; return the model.
+
+        Raises:
+            UserError: If the labels of the rows cannot tune a threshold.
+        """
         encoded = self.encode(x, y)
-        self.preprocessor.task = self.task.tune(encoded, self.evaluator().outputs(encoded))
+        self._check_dev(encoded.examples, "x")
+        self._tune(encoded)
         return self
+
+    def _check_dev(self, examples, name):
+        """Check the labels of rows to tune on, as `train` does; warn of what they cannot tune."""
+        for line in self.task.check_dev(examples, name):
+            warnings.warn(f"{name}: {line}", stacklevel=4)
+
+    def _tune(self, encoded):
+        self.preprocessor.task = self.task.tune(encoded, self.evaluator().outputs(encoded))
 
     def evaluator(self, batch_size: int = 64) -> Evaluator:
         """Return the evaluator of the model, whose graph is built once."""

@@ -532,7 +532,7 @@ class ClassificationTask(LabelledTextTask):
             task = dataclasses.replace(task, thresholds=thresholds)
         return task
 
-    def check_dev(self, examples: Examples) -> list[str]:
+    def check_dev(self, examples: Examples, name: str = "--dev: the first file") -> list[str]:
         """Return one warning per label without a dev row to tune its threshold on."""
         labels, positive = self.labels, self.positive
         if not self.threshold_objective:
@@ -540,14 +540,14 @@ class ClassificationTask(LabelledTextTask):
         if not self.multi_label:
             if positive is not None and positive not in examples.labels:
                 raise UserError(
-                    f"--dev: the first file has no row with label {labels[positive]!r} to tune "
-                    "--threshold_objective on; choose another"
+                    f"{name} has no row with label {labels[positive]!r} to tune "
+                    "--threshold_objective on; choose other rows"
                 )
             return []
         found = {number for numbers in examples.labels for number in numbers}
         missing = [label for number, label in enumerate(labels) if number not in found]
         if not found:
-            raise UserError("--dev: no labels in the first file to tune on; choose another")
+            raise UserError(f"{name} has no labels to tune on; choose other rows")
         return [f"no row has label {label!r}: it will never be predicted" for label in missing]
 
     def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
