@@ -474,7 +474,9 @@ class TaskModel(keras.Model):
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile with the configuration of a saved model; called by Keras."""
-        self._compile(**keras.saving.deserialize_keras_object(config))
+        # Of variables outside of the scope, such as moments, all replicas would share one copy.
+        with self.distribute_strategy.scope():
+            self._compile(**keras.saving.deserialize_keras_object(config))
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the arguments of `compile`; called by Keras."""

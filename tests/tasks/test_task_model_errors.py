@@ -308,6 +308,15 @@ def test_a_batch_is_a_multiple_of_the_replicas_and_compile_works_outside(weights
     assert np.isfinite(history.history["loss"]).all()
 
 
+def test_layers_are_frozen_outside_of_a_scope(weights, mirrored):
+    with mirrored.scope():
+        model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
+    model.compile(learning_rate=1e-2)
+    model.freeze(1)
+    for variable in (*model.optimizer.variables, *model._loss_means.variables):
+        assert mirrored.extended.variable_created_in_scope(variable.value), variable.path
+
+
 def test_a_model_from_outside_of_a_scope_is_not_trained_inside(weights, mirrored):
     model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
     message = "the model was created outside of the scope of this MirroredStrategy; create it ins"
