@@ -121,6 +121,7 @@ class TaskModel(keras.Model):
     _evaluator: Any = None
     _step: Any = None
     _loss_means: Any = None
+    _compile_arguments: Any = None
 
     def __init__(
         self,
@@ -474,9 +475,7 @@ class TaskModel(keras.Model):
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile with the configuration of a saved model; called by Keras."""
-        # Of variables outside of the scope, such as moments, all replicas would share one copy.
-        with self.distribute_strategy.scope():
-            self._compile(**keras.saving.deserialize_keras_object(config))
+        self._compile(**keras.saving.deserialize_keras_object(config))
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the arguments of `compile`; called by Keras."""
@@ -496,6 +495,15 @@ class TaskModel(keras.Model):
         self, *, loss, is_compiled, gradient_accumulation_steps, loss_weights=None, **arguments
     ):
         """Compile; the arguments are those of Keras, with losses by output."""
+        # Keras would track a dict.
+        given = {
+            **arguments,
+            "loss": loss,
+            "is_compiled": is_compiled,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+            "loss_weights": loss_weights,
+        }
+        object.__setattr__(self, "_compile_arguments", given)
         optimizer = arguments.get("optimizer")
         if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
             arguments.setdefault("auto_scale_loss", False)  # Keras would scale it again.
@@ -1060,7 +1068,13 @@ class TaskModel(keras.Model):
         self.encoder.freeze(num_layers)
         self.frozen_layers = to_python(num_layers)
         if self.compiled:
-            self.compile_from_config(self.get_compile_config())
+            # Not from the Keras config, which has no functions of the user.
+            given = self._compile_arguments
+            optimizer = keras.optimizers.get(given["optimizer"])
+            # Of variables outside of the scope, such as moments, all replicas would share one copy.
+            with self.distribute_strategy.scope():
+                optimizer = type(optimizer).from_config(optimizer.get_config())
+                self._compile(**{**given, "optimizer": optimizer})
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Run one step of `fit`, that of `TrainStep`; return the means of the epoch so far."""

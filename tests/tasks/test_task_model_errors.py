@@ -308,6 +308,19 @@ def test_a_batch_is_a_multiple_of_the_replicas_and_compile_works_outside(weights
     assert np.isfinite(history.history["loss"]).all()
 
 
+def test_layers_are_frozen_with_functions_of_the_user(weights):
+    def own(labels, logits):
+        return tf.reduce_sum(logits, axis=-1)
+
+    model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
+    model.compile(AdamW(2e-5), own, metrics=[lambda labels, logits: own(labels, logits)])
+    before = model.optimizer
+    model.freeze(1)
+    assert model._step.losses["label"].function is own
+    assert model.optimizer is not before and model.optimizer.get_config() == before.get_config()
+    assert len(model.optimizer._adam_m) == len(model.trainable_variables) < len(before._adam_m)
+
+
 def test_layers_are_frozen_outside_of_a_scope(weights, mirrored):
     with mirrored.scope():
         model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
