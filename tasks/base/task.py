@@ -143,6 +143,7 @@ class Task(abc.ABC):
     }
     # {input name: 2} of inputs of shape (N, C); all others are (N,).
     INPUT_RANKS: ClassVar[Mapping[str, int]] = {}
+    fillers: ClassVar[Mapping[str, float]] = {}  # Padding of outputs of numbers, if it is not -1.
     no_labels: ClassVar[str] = ""  # What to do instead, if rows of the task have no labels.
     label_dtype: ClassVar[type] = np.int32  # Of the labels that `targets` returns.
     accuracies: ClassVar[tuple[str, ...]] = ()  # Outputs whose accuracy `fit` reports.

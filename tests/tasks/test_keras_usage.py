@@ -217,6 +217,15 @@ def test_rows_of_several_sequences_are_refused_in_one_line(weights):
         assert "\n" not in str(raised.value)
 
 
+def test_tokens_of_several_calls_are_padded_as_those_of_one(model):
+    columns = {"text": ["the", "the bill is too high"]}
+    expected = model.serving.call("tokenize", columns)
+    found = model.serving.call("tokenize", columns, batch_size=1)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
 def test_functions_of_one_trace_cause_no_warning_of_retracing(model, caplog):
     for _ in range(6):
         traced = model.serving.pipeline._traced(lambda text: tf.strings.length(text), ("text",))
