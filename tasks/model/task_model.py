@@ -929,8 +929,11 @@ class TaskModel(keras.Model):
         with self._graph_lock:
             if self._evaluator is None:
                 self._evaluator = Evaluator(self.task, self.network, self.distribute_strategy)
-        # Neither is part of the graph.
+        # None of these is part of the graph.
         self._evaluator.task, self._evaluator.replica_batch_size = self.task, batch_size
+        if self._step is not None:
+            self._evaluator.losses = self._step.losses
+            self._evaluator.loss_weights = self._step.loss_weights
         return self._evaluator
 
     @names_lost_worker
