@@ -89,8 +89,10 @@ class Encoder(keras.layers.Layer):
     def freeze(self, num_layers: int) -> None:
         """Exclude the embeddings and the lowest `num_layers` layers from training.
 
-        No gradient is computed for frozen layers; their dropout stays on in training. Call this
-        before the optimizer and the train step are built. Keras configs do not record it.
+        The layers above are trained, also those that were frozen before, unless the encoder is not
+        trainable as a whole. No gradient is computed for frozen layers; their dropout stays on in
+        training. Call this before the optimizer and the train step are built. Keras configs do not
+        record it.
 
         Args:
             num_layers: Number of Transformer layers to freeze, counted from the embeddings.
@@ -104,8 +106,8 @@ class Encoder(keras.layers.Layer):
                 "encoder layers"
             )
         self.embeddings.trainable = False
-        for layer in self.transformer[:num_layers]:
-            layer.trainable = False
+        for number, layer in enumerate(self.transformer):
+            layer.trainable = self.trainable and number >= num_layers
         self.frozen_layers = num_layers
 
     def dropout_seed(self, training: bool, seed: tf.Tensor | None = None) -> tf.Tensor | None:

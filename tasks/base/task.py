@@ -143,6 +143,7 @@ class Task(abc.ABC):
     }
     # {input name: 2} of inputs of shape (N, C); all others are (N,).
     INPUT_RANKS: ClassVar[Mapping[str, int]] = {}
+    fillers: ClassVar[Mapping[str, float]] = {}  # Padding of outputs of numbers, if it is not -1.
     no_labels: ClassVar[str] = ""  # What to do instead, if rows of the task have no labels.
     label_dtype: ClassVar[type] = np.int32  # Of the labels that `targets` returns.
     accuracies: ClassVar[tuple[str, ...]] = ()  # Outputs whose accuracy `fit` reports.
@@ -539,8 +540,12 @@ class Task(abc.ABC):
 
     # Tuning.
 
-    def check_dev(self, examples: Examples) -> list[str]:
-        """Check the labels of the first dev file before anything is tokenized.
+    def check_dev(self, examples: Examples, name: str = "--dev: the first file") -> list[str]:
+        """Check the labels of the rows that fields are tuned on, before anything is trained.
+
+        Args:
+            examples: Rows of the first dev file, or of validation.
+            name: The rows in messages, as a subject in the singular.
 
         Returns:
             One warning per tunable field that these labels cannot tune well.

@@ -5,7 +5,7 @@ hidden size.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,7 +17,8 @@ from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.system.progress import Progress
 from bert_tf.train.compilation import compile_with_weights, is_accelerated
 from bert_tf.train.distribution import distribute, gather
-from tasks.base.task import Task
+from bert_tf.train.losses import WeightedMean, has_own_divisor, weighted_sum
+from tasks.base.task import Loss, Task
 from tasks.data.examples import EncodedExamples, Inputs
 
 
@@ -38,6 +39,9 @@ class Evaluator:
         """Evaluate the task's model, which was created in the scope of `strategy`."""
         self.task, self.model, self.strategy = task, model, strategy
         self.replica_batch_size, self.log = replica_batch_size, log
+        # Losses of Keras and their weights, if the model is compiled with others than the task's.
+        self.losses: Mapping[str, Loss] | None = None
+        self.loss_weights: Mapping[str, float] = {}
         self._compiled = compile_with_weights(model, self._outputs_of_replica, strategy)
 
     def metrics(self, encoded: EncodedExamples) -> dict[str, float]:
@@ -62,23 +66,23 @@ class Evaluator:
 
     def _measured(self, encoded):
         """Return (metrics and loss, outputs); the loss is without dropout and sample weights."""
-        sums = {name: np.zeros(2) for name in self.task.losses}
+        losses = self.task.losses if self.losses is None else self.losses
+        sums = {name: np.zeros(2) for name in losses}
 
         def add_losses(numbers, outputs):
-            for name, loss in self.task.losses.items():
+            for name, loss in losses.items():
                 labels, weights = (
                     _of_samples(values[name], numbers, outputs[name].shape[1:2])
                     for values in (encoded.labels, encoded.weights)
                 )
                 with tf.device("CPU:0"):  # Where the outputs are, while a GPU computes the next.
-                    values = loss(labels, outputs[name]).numpy()
-                sums[name] += (
-                    np.sum(values * weights, dtype=np.float64),
-                    np.sum(weights, dtype=np.float64),
-                )
+                    sums[name] += _sum_of(loss, labels, outputs[name], weights)
 
         outputs = self._collected(encoded, add_losses)
-        loss = sum(total / max(weight, 1e-12) for total, weight in sums.values())
+        loss = sum(
+            total / max(weight, 1e-12) * self.loss_weights.get(name, 1.0)
+            for name, (total, weight) in sums.items()
+        )
         return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
 
     def _collected(self, encoded, on_batch=lambda numbers, outputs: None, reduced=None):
@@ -190,6 +194,16 @@ def _not_finite(numbers, outputs):
     """Return the numbers of the samples that have an output that is not finite."""
     rows = [values.reshape(len(numbers), -1) for values in outputs.values()]
     return numbers[~np.all([np.isfinite(row).all(axis=1) for row in rows], axis=0)].tolist()
+
+
+def _sum_of(loss, labels, output, weights):
+    """Return the weighted sum of the losses of a batch, and its divisor."""
+    if has_own_divisor(loss):
+        total, divisor = weighted_sum(loss, labels, output, weights)
+        return float(total), float(divisor)
+    function = loss.call if isinstance(loss, WeightedMean) else loss
+    values = function(labels, output).numpy()
+    return np.sum(values * weights, dtype=np.float64), np.sum(weights, dtype=np.float64)
 
 
 def _of_samples(values, numbers, length):

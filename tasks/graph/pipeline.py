@@ -159,6 +159,11 @@ class Pipeline(tf.Module):
             "embed": self._served(self.embed, ("text",)),
         }
 
+    @property
+    def token_fillers(self) -> dict[str, int]:
+        """Padding values, by output, that align tokens of chunks of different lengths."""
+        return {"input_ids": self.vocabulary["[PAD]"], "input_mask": 0, "segment_ids": 0}
+
     def signature_specs(self) -> dict[str, SignatureSpec]:
         """Return the specification of each signature."""
         task, inputs = self.task, self.task.input_descriptions
@@ -246,8 +251,7 @@ class Pipeline(tf.Module):
 
     def _served(self, function, names):
         """Return a signature's tf.function, which runs requests of any size in chunks."""
-        # Padding values that align chunks of different lengths.
-        fillers = {"input_ids": self.vocabulary["[PAD]"], "input_mask": 0, "segment_ids": 0}
+        fillers = self.token_fillers
         return self._traced(lambda **texts: run_texts_in_chunks(function, texts, fillers), names)
 
     def _traced(self, function, names, ranks=None):
@@ -281,12 +285,17 @@ class Serving:
     Args:
         task: The task.
         signatures: Functions of string tensors by position, by name of the signature.
+        fillers: Padding of outputs by name, beside those of the task; by default "" or -1.
     """
 
     def __init__(
-        self, task: Task, signatures: Mapping[str, tf.types.experimental.GenericFunction]
+        self,
+        task: Task,
+        signatures: Mapping[str, tf.types.experimental.GenericFunction],
+        fillers: Mapping[str, float] | None = None,
     ) -> None:
         self.task, self.signatures = task, signatures
+        self.fillers = {**task.fillers, **(fillers or {})}
         self._first_calls = FirstCalls()
 
     def call(
@@ -301,7 +310,7 @@ class Serving:
 
         Returns:
             `{name: array (N, ...)}`, with `str` for strings. Batches of different widths are padded
-            with "" and -1.
+            as the rows of a batch are, mostly with "" and -1.
         """
         function = self.signatures[signature]
         parts = [
@@ -315,7 +324,8 @@ class Serving:
         ]
         return {
             name: concat_padded(
-                [part[name] for part in parts], "" if values.dtype == object else -1
+                [part[name] for part in parts],
+                self.fillers.get(name, "" if values.dtype == object else -1),
             )
             for name, values in parts[0].items()
         }
@@ -339,7 +349,7 @@ class ServingFunctions(Serving):
     """The signatures of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        super().__init__(pipeline.task, pipeline.signatures)
+        super().__init__(pipeline.task, pipeline.signatures, pipeline.token_fillers)
         self.pipeline = pipeline
 
     def attention(self, columns: Mapping[str, list]) -> list[tuple[list[str], np.ndarray]]:

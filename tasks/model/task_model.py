@@ -121,6 +121,7 @@ class TaskModel(keras.Model):
     _evaluator: Any = None
     _step: Any = None
     _loss_means: Any = None
+    _compile_arguments: Any = None
 
     def __init__(
         self,
@@ -494,6 +495,15 @@ class TaskModel(keras.Model):
         self, *, loss, is_compiled, gradient_accumulation_steps, loss_weights=None, **arguments
     ):
         """Compile; the arguments are those of Keras, with losses by output."""
+        # Keras would track a dict.
+        given = {
+            **arguments,
+            "loss": loss,
+            "is_compiled": is_compiled,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+            "loss_weights": loss_weights,
+        }
+        object.__setattr__(self, "_compile_arguments", given)
         optimizer = arguments.get("optimizer")
         if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
             arguments.setdefault("auto_scale_loss", False)  # Keras would scale it again.
@@ -649,6 +659,7 @@ class TaskModel(keras.Model):
                 dev = evaluation_examples(self.task, validation_data)
             except UserError as error:
                 raise UserError(f"validation_data: {error}") from None
+            self._check_dev(dev, "validation_data")
         if is_stream:
             if validation_split:
                 raise UserError(
@@ -672,6 +683,7 @@ class TaskModel(keras.Model):
             train = examples_of(self.task, x, y, sample_weight, class_weight)
             if dev is None and validation_split:
                 train, dev = split(train, validation_split)
+                self._check_dev(dev, "validation_split")
             encoded = self._encode_for_fit(self._training_examples(train))
             num_steps = steps_per_epoch = steps_per_epoch or math.ceil(len(encoded) / size)
             # A variable, because it is set after Keras has received the dataset.
@@ -710,7 +722,7 @@ class TaskModel(keras.Model):
                 **of_keras,
             )
         if encoded_dev is not None and self.task.tunable_fields:
-            self.tune(encoded_dev)
+            self._tune(encoded_dev)
         return history
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
@@ -818,9 +830,13 @@ class TaskModel(keras.Model):
             if _batches_seen(self) == before:
                 self.preprocessor.task = tuned
             else:
-                self.has_new_head = False
-                origin = self.record.get("origin", "new weights").removesuffix(_TRAINED)
-                self.record["origin"] = origin + _TRAINED
+                self._record_training()
+
+    def _record_training(self):
+        """Record that `fit` has changed the weights."""
+        self.has_new_head = False
+        origin = self.record.get("origin", "new weights").removesuffix(_TRAINED)
+        self.record["origin"] = origin + _TRAINED
 
     @argument_names()
     def evaluate(
@@ -889,10 +905,23 @@ class TaskModel(keras.Model):
 
     @argument_names()
     def tune(self, x: Any, y: Any = None) -> Self:
-        """Fit thresholds and temperature to dev rows, if the task has any; return the model."""
+        """Fit thresholds and temperature to dev rows, if the task has any; return the model.
+
+        Raises:
+            UserError: If the labels of the rows cannot tune a threshold.
+        """
         encoded = self.encode(x, y)
-        self.preprocessor.task = self.task.tune(encoded, self.evaluator().outputs(encoded))
+        self._check_dev(encoded.examples, "x")
+        self._tune(encoded)
         return self
+
+    def _check_dev(self, examples, name):
+        """Check the labels of rows to tune on, as `train` does; warn of what they cannot tune."""
+        for line in self.task.check_dev(examples, name):
+            warnings.warn(f"{name}: {line}", stacklevel=4)
+
+    def _tune(self, encoded):
+        self.preprocessor.task = self.task.tune(encoded, self.evaluator().outputs(encoded))
 
     def evaluator(self, batch_size: int = 64) -> Evaluator:
         """Return the evaluator of the model, whose graph is built once."""
@@ -900,8 +929,11 @@ class TaskModel(keras.Model):
         with self._graph_lock:
             if self._evaluator is None:
                 self._evaluator = Evaluator(self.task, self.network, self.distribute_strategy)
-        # Neither is part of the graph.
+        # None of these is part of the graph.
         self._evaluator.task, self._evaluator.replica_batch_size = self.task, batch_size
+        if self._step is not None:
+            self._evaluator.losses = self._step.losses
+            self._evaluator.loss_weights = self._step.loss_weights
         return self._evaluator
 
     @names_lost_worker
@@ -1039,7 +1071,13 @@ class TaskModel(keras.Model):
         self.encoder.freeze(num_layers)
         self.frozen_layers = to_python(num_layers)
         if self.compiled:
-            self.compile_from_config(self.get_compile_config())
+            # Not from the Keras config, which has no functions of the user.
+            given = self._compile_arguments
+            optimizer = keras.optimizers.get(given["optimizer"])
+            # Of variables outside of the scope, such as moments, all replicas would share one copy.
+            with self.distribute_strategy.scope():
+                optimizer = type(optimizer).from_config(optimizer.get_config())
+                self._compile(**{**given, "optimizer": optimizer})
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Run one step of `fit`, that of `TrainStep`; return the means of the epoch so far."""
@@ -1212,8 +1250,9 @@ def _diverged(model):
 class _Epochs(keras.callbacks.Callback):
     """Set the first batch and the schedule of a `fit`, and add the metrics of the validation rows.
 
-    Before all other callbacks, which read them. The first epoch is known when it begins, since
-    BackupAndRestore sets it after Keras has received dataset and optimizer.
+    Before all other callbacks, which read them, or save a model whose weights have changed. The
+    first epoch is known when it begins, since BackupAndRestore sets it after Keras has received
+    dataset and optimizer.
 
     Args:
         steps_per_epoch: Steps per epoch.
@@ -1236,7 +1275,8 @@ class _Epochs(keras.callbacks.Callback):
         super().__init__()
         self.steps_per_epoch, self.epochs, self.first_step = steps_per_epoch, epochs, first_step
         self.validate, self.validation_freq = validate, validation_freq
-        self.is_started = False
+        self.is_started = self.is_recorded = False
+        self.first_count = 0  # Batches that the optimizer had seen before.
         self.validated: dict[str, float] = {}
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -1249,7 +1289,8 @@ class _Epochs(keras.callbacks.Callback):
         optimizer = innermost(self.model.optimizer)
         per_update = optimizer.gradient_accumulation_steps or 1
         # Batches that the fit before has left over belong to the first update.
-        start = _batches_seen(self.model) - first_step
+        self.first_count = _batches_seen(self.model)
+        start = self.first_count - first_step
         end = start + self.steps_per_epoch * self.epochs
         num_updates = end // per_update - start // per_update
         if not num_updates:
@@ -1261,9 +1302,12 @@ class _Epochs(keras.callbacks.Callback):
             optimizer._learning_rate.set_steps(start // per_update, num_updates, per_update)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop where XLA drops the check that raises an error."""
+        """Stop where XLA drops the check that raises an error; record the first update."""
         if not math.isfinite(logs["loss"]):
             raise _diverged(self.model)
+        if not self.is_recorded and _batches_seen(self.model) != self.first_count:
+            self.is_recorded = True
+            self.model._record_training()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Add the metrics of the validation rows to the logs."""

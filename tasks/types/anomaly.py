@@ -297,13 +297,10 @@ class AnomalyTask(TextTask):
             )
         return scores >= self.threshold
 
-    def check_dev(self, examples: Examples) -> list[str]:
+    def check_dev(self, examples: Examples, name: str = "--dev: the first file") -> list[str]:
         """Return a warning if no dev row is an anomaly; raises UserError if all are."""
         if all(examples.labels):
-            raise UserError(
-                "--dev: the first file has no normal row to tune the threshold on; choose another "
-                "file and a new --output_dir"
-            )
+            raise UserError(f"{name} has no normal row to tune the threshold on; choose other rows")
         if not any(examples.labels):
             return ["no anomalies among the rows: detection cannot be evaluated"]
         return []

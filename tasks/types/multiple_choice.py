@@ -50,6 +50,7 @@ class MultipleChoiceTask(Task):
     }
     input_names = ("prompt", "choices")
     INPUT_RANKS = {"choices": 2}
+    fillers = {"probabilities": 0.0}
     accuracies = ("choice",)
     losses = {"choice": softmax_cross_entropy}
     soft_losses = {"choice": softmax_divergence}

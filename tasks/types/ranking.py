@@ -68,6 +68,7 @@ class RankingTask(Task):
     }
     input_names = ("query", "texts")
     INPUT_RANKS = {"texts": 2}
+    fillers = {"scores": 0.0}
 
     def __post_init__(self) -> None:
         for name, known in (("ranking_loss", LOSSES), ("activation", ACTIVATIONS)):

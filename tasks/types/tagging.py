@@ -45,7 +45,7 @@ from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.plots import MAX_LABELS, Plot, draw_bars
 from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
-from tasks.data.readers.memory import as_list, named, without_axis
+from tasks.data.readers.memory import as_list, label_names, named, without_axis
 from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
 from tasks.data.readers.tagged import Entity, WordTags, entities_of, to_bio
 from tasks.data.windows import Windows, pack_windows
@@ -488,7 +488,7 @@ class TaggingTask(Task):
         **options: Any,
     ) -> Self:
         """Create the task from entity types, or from BIO tags with O."""
-        names = [as_label(str(label)) for label in as_list(labels, "labels")]
+        names = label_names(labels)
         if not names:
             raise UserError("labels: expected entity types, in a list, received none")
         return cls(

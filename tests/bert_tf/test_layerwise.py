@@ -199,6 +199,18 @@ def test_frozen_layers_stay_constant_under_fit(config):
         assert np.array_equal(array, before[name]) == stays, name
 
 
+def test_fewer_frozen_layers_are_trained_again(config):
+    encoder = Encoder(config)
+    encoder.build()
+    for num_layers, expected in ((2, [False, False]), (1, [False, True]), (0, [True, True])):
+        encoder.freeze(num_layers)
+        assert [bool(layer.trainable_variables) for layer in encoder.transformer] == expected
+    assert not encoder.embeddings.trainable_variables
+    encoder.trainable = False  # As that of an autoencoder.
+    encoder.freeze(1)
+    assert not any(variable.trainable for variable in encoder.weights)
+
+
 def test_freezing_more_layers_than_there_are_is_rejected(config):
     for num_layers in (3, -1):
         with pytest.raises(ValueError, match=f"^num_layers={num_layers}: expected 0 to 2"):

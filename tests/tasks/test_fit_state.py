@@ -13,6 +13,7 @@ from bert_tf import AdamW, FitSchedule, UserError
 from bert_tf.errors import DivergenceError
 from bert_tf.train import step
 from tasks import AnomalyDetector, TextClassifier, load_model
+from tasks.model import task_model
 from tests import small
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS
 from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of
@@ -212,6 +213,27 @@ def test_training_continues_with_the_head_it_has(directory, tmp_path):
 def test_a_new_head_of_a_file_is_still_new(directory, tmp_path):
     create(directory, prior_bias=True).save(tmp_path / "model.keras")
     assert load_model(tmp_path / "model.keras").has_new_head
+
+
+def test_a_file_that_a_callback_saves_has_a_trained_head(directory):
+    model = create(directory)
+    model.compile()
+    epochs = task_model._Epochs(steps_per_epoch=2, epochs=1)
+    epochs.set_model(model)
+    epochs.on_epoch_begin(0)
+    epochs.on_train_batch_end(0, {"loss": 1.0})
+    assert model.get_config()["has_new_head"]  # Without an update.
+    model.optimizer.iterations.assign(1)
+    epochs.on_train_batch_end(1, {"loss": 1.0})
+    assert not model.get_config()["has_new_head"]
+    assert model.get_config()["record"]["origin"].endswith(", trained with fit")
+
+
+@pytest.mark.medium
+def test_a_checkpoint_of_keras_has_a_trained_head(directory, tmp_path):
+    checkpoint = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"))
+    create(directory).fit(ROWS, NAMES, epochs=1, callbacks=[checkpoint], verbose=0)
+    assert not load_model(tmp_path / "model.keras").has_new_head
 
 
 @pytest.mark.slow

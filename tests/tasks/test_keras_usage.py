@@ -162,6 +162,18 @@ def test_a_schedule_and_metrics_of_keras(weights):
     assert float(model.optimizer.learning_rate.numpy()) == 0.0
 
 
+@pytest.mark.medium
+def test_an_evaluation_has_the_loss_of_compile(weights):
+    model, (_, x, y) = create("TextRegressor", weights), CASES["TextRegressor"]
+    errors = np.abs(np.array(y) - model(x)["value"].numpy()[:, 0])
+    assert model.evaluate(x, y)["loss"] == pytest.approx(np.mean(errors**2), rel=1e-4)
+    for loss, weight in (("mae", 1.0), (keras.losses.MeanAbsoluteError(), 0.5)):
+        model.compile(loss=loss, loss_weights=weight)
+        found = model.evaluate(x, y)
+        assert found["loss"] == pytest.approx(weight * np.mean(errors), rel=1e-4)
+        assert found["mean_squared_error"] == pytest.approx(np.mean(errors**2), rel=1e-4)
+
+
 @pytest.mark.slow
 def test_an_optimizer_a_loss_and_class_weights(weights):
     def fit(class_weight):
@@ -215,6 +227,15 @@ def test_rows_of_several_sequences_are_refused_in_one_line(weights):
             model.preprocessor(x)
         assert str(raised.value).startswith("preprocessor: a row of span_qa becomes several seq")
         assert "\n" not in str(raised.value)
+
+
+def test_tokens_of_several_calls_are_padded_as_those_of_one(model):
+    columns = {"text": ["the", "the bill is too high"]}
+    expected = model.serving.call("tokenize", columns)
+    found = model.serving.call("tokenize", columns, batch_size=1)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def test_functions_of_one_trace_cause_no_warning_of_retracing(model, caplog):

@@ -11,6 +11,7 @@ from tasks.model import streaming
 from tasks.model.labelled_rows import class_factors, examples_of
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.regression import RegressionTask
+from tasks.types.tagging import TaggingTask
 
 ABC = ("a", "b", "c")
 NUMBERS = ("1", "2", "3")
@@ -59,6 +60,17 @@ def test_white_space_around_names_is_stripped(targets_of):
 @BOTH
 def test_names_may_be_booleans(targets_of):
     assert targets_of(classes(("False", "True")), np.array([True, False]))[0] == [1, 0]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), np.float32("nan"), ""])
+def test_a_missing_value_is_no_label(missing):
+    for of_kind in (ClassificationTask, TaggingTask):
+        with pytest.raises(UserError, match=r"^labels\[1\]: expected a name, received .*drop rows"):
+            of_kind.from_options(max_seq_length=8, labels=["a", missing, "b"])
+    task = classes(("None", "nan", "b"))
+    assert examples_of(task, ["x"] * 2, ["nan", "None"]).labels == [1, 0]
+    with pytest.raises(UserError, match=r"y\[1\]: label .*: expected one of None, nan, b"):
+        examples_of(task, ["x"] * 2, ["b", missing])
 
 
 @BOTH

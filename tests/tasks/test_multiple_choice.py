@@ -17,11 +17,12 @@ from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
-from tasks.graph.pipeline import Pipeline
+from tasks.graph.pipeline import Pipeline, Serving
 from tasks.model.labelled_rows import examples_of as examples_from_python
 from tasks.model.loading import load_model
 from tasks.prediction.outputs import predict
 from tasks.types.multiple_choice import MultipleChoiceTask
+from tasks.types.ranking import RankingTask
 from tests import small
 from tests.shared_graphs import tokenizer_of
 
@@ -96,6 +97,23 @@ def test_metrics_are_computed_from_the_predictions():
     labels = {"choice": np.array([1, 1, 0, 2], np.int32)}
     data = types.SimpleNamespace(labels=labels, windows=None)
     assert task.metrics(data, {"choice": scores}) == {"accuracy": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("task", "output"),
+    [
+        (MultipleChoiceTask(max_seq_length=12), "probabilities"),
+        (RankingTask(max_seq_length=12), "scores"),
+    ],
+)
+def test_missing_texts_of_several_calls_have_the_score_0(task, output):
+    def serve(text, texts):
+        return {output: tf.cast(texts != "", tf.float32)}
+
+    columns = dict(zip(task.input_names, (["a", "b"], [["c", "d"], ["e"]]), strict=True))
+    for batch_size in (1, 2):
+        found = Serving(task, {"served": serve}).call("served", columns, batch_size)
+        assert found[output].tolist() == [[1, 1], [1, 0]]
 
 
 @pytest.mark.medium

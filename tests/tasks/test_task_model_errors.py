@@ -17,6 +17,7 @@ from tasks import (
     TextRegressor,
     TokenClassifier,
 )
+from tasks.data.examples import Examples
 from tests import small
 from tests.small import TEXTS
 
@@ -140,6 +141,23 @@ WRONG_ARGUMENTS = {
 @pytest.mark.parametrize("message", WRONG_ARGUMENTS)
 def test_wrong_arguments_of_fit(model, message):
     check(message, model.fit, ROWS, NAMES, **WRONG_ARGUMENTS[message])
+
+
+def test_rows_that_cannot_tune_a_threshold_are_refused_before_training(weights):
+    options = {"labels": LABELS[:2], "threshold_objective": "f1", "max_seq_length": 12}
+    model = TextClassifier.from_pretrained(weights, **options)
+    message = "has no row with label 'hardware' to tune threshold_objective on; choose other rows"
+    only = (ROWS[:3], NAMES[:3])
+    check(f"x {message}", model.tune, *only)
+    check(f"validation_data {message}", model.fit, ROWS[:6], NAMES[:6], validation_data=only)
+    x, y = ROWS[5::-1], NAMES[5::-1]  # The last half has the first label.
+    check(f"validation_split {message}", model.fit, x, y, validation_split=0.5)
+    detector = AnomalyDetector.from_pretrained(weights, max_seq_length=12, latent_dim=3)
+    message = "validation_data has no normal row to tune the threshold on"
+    check(message, detector.fit, ROWS, validation_data=(ROWS, [True] * 9))
+    several = TextClassifier.from_pretrained(weights, multi_label=True, **options)
+    with pytest.warns(UserWarning, match="x: no row has label 'hardware': it will never be pred"):
+        several._check_dev(Examples({"text": ROWS[:1]}, [(0,)]), "x")
 
 
 def test_wrong_datasets(model):
@@ -288,6 +306,28 @@ def test_a_batch_is_a_multiple_of_the_replicas_and_compile_works_outside(weights
     check("batch_size=3: expected a multiple of the 2 replicas", model.fit, token_ids.batch(3))
     history = model.fit(ROWS, NAMES, batch_size=4, epochs=1, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
+
+
+def test_layers_are_frozen_with_functions_of_the_user(weights):
+    def own(labels, logits):
+        return tf.reduce_sum(logits, axis=-1)
+
+    model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
+    model.compile(AdamW(2e-5), own, metrics=[lambda labels, logits: own(labels, logits)])
+    before = model.optimizer
+    model.freeze(1)
+    assert model._step.losses["label"].function is own
+    assert model.optimizer is not before and model.optimizer.get_config() == before.get_config()
+    assert len(model.optimizer._adam_m) == len(model.trainable_variables) < len(before._adam_m)
+
+
+def test_layers_are_frozen_outside_of_a_scope(weights, mirrored):
+    with mirrored.scope():
+        model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
+    model.compile(learning_rate=1e-2)
+    model.freeze(1)
+    for variable in (*model.optimizer.variables, *model._loss_means.variables):
+        assert mirrored.extended.variable_created_in_scope(variable.value), variable.path
 
 
 def test_a_model_from_outside_of_a_scope_is_not_trained_inside(weights, mirrored):

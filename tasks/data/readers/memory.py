@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from bert_tf.errors import UserError
 from bert_tf.system.scalars import to_python
-from tasks.data.readers.rows import RowError, check_text
+from tasks.data.readers.rows import RowError, as_label, check_text
 
 
 def columns_of(x: Any, input_names: Sequence[str], lists: Sequence[str] = ()) -> dict[str, list]:
@@ -70,6 +71,28 @@ def as_list(values: Any, what: str) -> list:
             f"{type(values).__name__} {values!r:.60}"
         )
     return list(map(to_python, found))
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is missing, as in a pandas column: `None`, NaN or pandas.NA."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return value is None or is_nan or type(value).__name__ == "NAType"
+
+
+def label_names(labels: Any) -> tuple[str, ...]:
+    """Return the names of labels, given as a list, an array or a pandas column.
+
+    Raises:
+        UserError: If it is none of these, or a name is missing or empty.
+    """
+    values = as_list(labels, "labels")
+    names = tuple("" if is_missing(value) else as_label(str(value)) for value in values)
+    if not all(names):
+        raise UserError(
+            f"labels[{names.index('')}]: expected a name, received "
+            f"{values[names.index('')]!r:.80}; drop rows without a label"
+        )
+    return names
 
 
 def without_axis(values: Any) -> Any:

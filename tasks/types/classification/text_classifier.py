@@ -38,7 +38,7 @@ from tasks.base.plots import (
 from tasks.base.task import LabelledTextTask, Loss, OutputSpec, described, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.glue import GLUE
-from tasks.data.readers.memory import as_list
+from tasks.data.readers.memory import as_list, is_missing, label_names
 from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
 from tasks.data.windows import Windows
 from tasks.graph.heads import SequenceClassifier
@@ -214,7 +214,7 @@ class ClassificationTask(LabelledTextTask):
         **options: Any,
     ) -> Self:
         """Create the task from the options of `TextClassifier.from_pretrained`."""
-        names = tuple(as_label(str(label)) for label in as_list(labels, "labels"))
+        names = label_names(labels)
         if len(names) < 2 or len(set(names)) < len(names):
             raise UserError(
                 f"labels={labels!r:.80}: expected at least two different names, in a list"
@@ -386,7 +386,7 @@ class ClassificationTask(LabelledTextTask):
                     f"label {value}: expected an id from 0 to {len(labels) - 1}, or a name"
                 )
             return value
-        name = as_label(str(value))
+        name = "" if is_missing(value) else as_label(str(value))
         if name not in labels:
             raise ValueError(f"label {value!r:.80}: expected one of {', '.join(labels)}")
         return labels.index(name)
@@ -532,7 +532,7 @@ class ClassificationTask(LabelledTextTask):
             task = dataclasses.replace(task, thresholds=thresholds)
         return task
 
-    def check_dev(self, examples: Examples) -> list[str]:
+    def check_dev(self, examples: Examples, name: str = "--dev: the first file") -> list[str]:
         """Return one warning per label without a dev row to tune its threshold on."""
         labels, positive = self.labels, self.positive
         if not self.threshold_objective:
@@ -540,14 +540,14 @@ class ClassificationTask(LabelledTextTask):
         if not self.multi_label:
             if positive is not None and positive not in examples.labels:
                 raise UserError(
-                    f"--dev: the first file has no row with label {labels[positive]!r} to tune "
-                    "--threshold_objective on; choose another"
+                    f"{name} has no row with label {labels[positive]!r} to tune "
+                    "--threshold_objective on; choose other rows"
                 )
             return []
         found = {number for numbers in examples.labels for number in numbers}
         missing = [label for number, label in enumerate(labels) if number not in found]
         if not found:
-            raise UserError("--dev: no labels in the first file to tune on; choose another")
+            raise UserError(f"{name} has no labels to tune on; choose other rows")
         return [f"no row has label {label!r}: it will never be predicted" for label in missing]
 
     def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
