@@ -92,8 +92,7 @@ def _columns(task, file):
     """
     given = tuple(task.get("pair_columns") or task.get("text_columns", ("text",)))
     label, column = task.get("label_column"), task.get("negatives_column")
-    _, first = next(named_rows(file, ()), (0, {}))
-    there = () if isinstance(first, RowError) else tuple(first)
+    there = _columns_of_first_row(file)
     # The first row of .jsonl may have none.
     found = ("negatives", "negative", *negative_columns(there))
     negatives = (column,) if column else tuple(dict.fromkeys(found))
@@ -117,3 +116,18 @@ def _columns(task, file):
         f"and label; received {quoted(there)}. Name others with --text_column, --text_b_column and "
         "--label_column"
     )
+
+
+def _columns_of_first_row(file):
+    """Return the columns of the first row that can be read, () without rows.
+
+    Raises UserError, which names the first row, if none can be read.
+    """
+    first_error = None
+    for number, row in named_rows(file, ()):
+        if not isinstance(row, RowError):
+            return tuple(row)
+        first_error = first_error or f"{file}:{number}: {row}"
+    if first_error:
+        raise UserError(first_error)
+    return ()
