@@ -93,13 +93,18 @@ def _columns(task, file):
     given = tuple(task.get("pair_columns") or task.get("text_columns", ("text",)))
     label, column = task.get("label_column"), task.get("negatives_column")
     there = _columns_of_first_row(file)
-    # The first row of .jsonl may have none.
-    found = ("negatives", "negative", *negative_columns(there))
-    negatives = (column,) if column else tuple(dict.fromkeys(found))
+
+    def negatives():
+        if column:
+            return (column,)
+        # The first row of .jsonl may have none, or fewer than others.
+        found = ("negatives", "negative", *negative_columns(_columns_of_all_rows(file, there)))
+        return tuple(dict.fromkeys(found))
+
     if len(given) == 2:
-        return given, () if label else negatives, label
+        return given, () if label else negatives(), label
     if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
-        return PAIR_COLUMNS, negatives, None
+        return PAIR_COLUMNS, negatives(), None
     # A label column that is named has to be there.
     is_unlabelled = task.get("has_teacher") and label is None and not set(_SCORES) & set(there)
     if is_unlabelled and set(given) <= set(there):
@@ -131,3 +136,11 @@ def _columns_of_first_row(file):
     if first_error:
         raise UserError(first_error)
     return ()
+
+
+def _columns_of_all_rows(file, of_first):
+    """Return the columns of any row, which are those of the first one unless it is .jsonl."""
+    if file.suffix != ".jsonl":
+        return of_first
+    rows = (row for _, row in named_rows(file, ()) if not isinstance(row, RowError))
+    return tuple(dict.fromkeys(name for row in rows for name in row))

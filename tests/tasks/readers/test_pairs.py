@@ -60,3 +60,10 @@ def test_a_bad_first_row_is_named_and_the_columns_are_those_of_the_next(write):
     assert bad.location.endswith("rows.jsonl:1") and good.texts == {"text": ["d", "e"]}
     with pytest.raises(UserError, match=r"rows\.csv:2: expected 2 fields"):
         list(read_pairs(write("anchor,positive\na,b,c\n")))
+
+
+def test_rows_of_json_may_have_more_negatives_than_the_first_one(write):
+    rows = [{}, {"negative_1": "c"}, {"negative_1": "d", "negative_2": "e"}]
+    lines = "".join(json.dumps({"anchor": "a", "positive": "b", **row}) + "\n" for row in rows)
+    texts = [row for row, _ in read({}, write(lines, "rows.jsonl"))]
+    assert texts == [["a", "b"], ["a", "b", "c"], ["a", "b", "d", "e"]]
