@@ -46,6 +46,7 @@ class MineNegativesSettings:
         command.check_bounds(self)
         paths.check_local_file("pairs", self.pairs)
         paths.check_local_file("corpus", self.corpus)
+        paths.check_local("output", self.output)
         if not self.output.endswith(".jsonl"):
             raise UserError(f"--output={self.output}: expected a .jsonl file")
         if self.anchor_column == self.positive_column:

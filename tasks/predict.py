@@ -64,6 +64,8 @@ class PredictSettings(OutputSettings):
         if not (self.input and (self.output or self.output_dir)):
             raise UserError("expected --input and --output or --output_dir, or --text")
         self.check_output(self.input, self.output, self.run, self.overwrite)
+        if self.output and not self.output.endswith((".jsonl", ".tsv")):
+            raise UserError(f"--output={self.output}: expected a .jsonl file")
 
     def check(self) -> None:
         """Check the run and the head of the input before TensorFlow is imported.

@@ -143,6 +143,8 @@ CASES = [
     ("tasks.predict", {**SHARDS, "input": "{}/bad.jsonl"}, "'txt'; none of 2 rows can be read"),
     ("tasks.extract", {**VECTORS, "input": "{}/bad.jsonl"}, "'txt'; none of 2 rows can be read"),
     ("tasks.predict", {**PREDICT, "output": "{}/a.tsv"}, ".tsv is a GLUE submission"),
+    ("tasks.predict", {**PREDICT, "output": "{}/a.parquet"}, "a.parquet: expected a .jsonl file"),
+    ("tasks.predict", {**PREDICT, "output": "{}/a.jsonl.gz"}, "jsonl.gz: expected a .jsonl file"),
     ("tasks.predict", {**SHARDS, "input": "{}/other*.csv"}, "other.csv:2: no column 'text'"),
     ("tasks.predict", {**SHARDS, "input": "{}/absent*.csv"}, "absent*.csv: no such file"),
     ("tasks.predict", {**SHARDS, "output": "{}/out.jsonl"}, "expected --output or --output_dir"),

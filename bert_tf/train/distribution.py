@@ -230,6 +230,23 @@ def _of_first_replica(strategy, number):
     return strategy.run(on_replica)
 
 
+def in_any_process(strategy: tf.distribute.Strategy, is_true: bool) -> bool:
+    """Return whether something is true in any of the processes, which all have to call this."""
+    if not is_multi_worker(strategy):
+        return is_true
+    results = _sum_of_replicas(strategy, tf.constant(int(is_true), tf.int64))
+    return int(strategy.experimental_local_results(results)[0]) > 0
+
+
+@tf.function(autograph=False)
+def _sum_of_replicas(strategy, number):
+    def on_replica():
+        replica = tf.distribute.get_replica_context()
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, number)
+
+    return strategy.run(on_replica)
+
+
 def check_alike(strategy: tf.distribute.Strategy, values: Any) -> None:
     """Check that `values` are equal in all processes.
 

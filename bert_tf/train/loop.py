@@ -19,6 +19,7 @@ from bert_tf.train.distribution import (
     LocalReplicas,
     distribute,
     from_chief,
+    in_any_process,
     is_chief,
     is_multi_worker,
     lost_worker,
@@ -138,16 +139,15 @@ class TrainingLoop:
                     logs = self._read(unread, 0, step, clock) or logs
                     checkpoints.save(step, variables)
                 if signum:
-                    raise Interrupted(
-                        f"{signal.Signals(signum).name}: stopped and saved at step {step} of "
-                        f"{self.num_train_steps} in {self.run.path}; rerun the same command to "
-                        "resume",
-                        signum,
-                    )
+                    raise self._interrupted(step, signum)
                 if evaluates:
                     self._evaluate(step)
                     clock.restart()
                     patience_exhausted = self._patience_exhausted()
+            # No step follows that would see a signal of the last evaluation, but further phases,
+            # runs of a sweep and tuning do.
+            if in_any_process(self.step.strategy, signal_arrived() is not None):
+                raise self._interrupted(step, signal_arrived() or signal.SIGTERM)
         if patience_exhausted and step < end:
             self.log(
                 f"stopped early at step {step} of {self.num_train_steps}: no better score in the "
@@ -202,6 +202,14 @@ class TrainingLoop:
         # step and not on the signal that they have received themselves.
         is_asked = logs is not None and int(logs["asked_to_stop"])
         return (signum or signal.SIGTERM) if is_asked else None
+
+    def _interrupted(self, step, signum):
+        """Return the error after a signal; the checkpoint of the step is saved."""
+        return Interrupted(
+            f"{signal.Signals(signum).name}: stopped and saved at step {step} of "
+            f"{self.num_train_steps} in {self.run.path}; rerun the same command to resume",
+            signum,
+        )
 
     def _steps_until_next_event(self, step, end):
         """Return the number of steps until the next log line, checkpoint, evaluation or end."""

@@ -39,7 +39,7 @@ def sweep(
     strategy: tf.distribute.Strategy | None = None,
     data: DataRows | None = None,
 ) -> dict[str, Any]:
-    """Fine-tune one run after the other; write sweep.json and return its content.
+    """Fine-tune one run after the other; write sweep.json and return its content, in worker 0.
 
     A second call resumes: finished runs are kept, others continue. A run that diverges is reported
     as failed and the sweep continues. A run that learned nothing ("degenerate") counts like any
@@ -87,7 +87,8 @@ def _sweep(settings, log, strategy, data):
             # Finished runs are found as such and not trained again.
             run = finetune(of_run, log, strategy, data)
             metric = task_from_dict(run.task).best_metric
-            results[name] = _result(run)
+            # The others may see the evaluation late, and log nothing.
+            results[name] = _result(run) if chief else {}
         except DivergenceError as error:
             results[name] = {"failed": str(error)}
             log_on_chief(f"sweep: {of_run.output_dir} failed: {error}")

@@ -317,17 +317,19 @@ class OutputSettings(RunnerSettings):
         self.input_files(pattern)
 
     def input_files(self, pattern: str) -> list[str]:
-        """Return the file, or with --output_dir the sorted files of a glob.
+        """Return the file, or with --output_dir the sorted files of a glob, but those in it.
 
         Raises:
             UserError: If the glob matches none.
         """
         if self.output_dir is None:
             return [pattern]
-        found = sorted(path for path in files.glob_files(pattern) if not files.isdir(path))
-        if not found:
-            raise UserError(f"--input={pattern}: no such file")
-        return found
+        found = [path for path in files.glob_files(pattern) if not files.isdir(path)]
+        inputs = sorted(_outside(found, self.output_dir))
+        if not inputs:
+            others = f" other than those in {self.output_dir}" if found else ""
+            raise UserError(f"--input={pattern}: no such file{others}")
+        return inputs
 
 
 class OutputManifest(ShardManifest):
@@ -553,7 +555,8 @@ class VectorJob(OutputJob):
         """The files of the directory, or of the prefix of a TensorFlow checkpoint."""
         if os.path.isdir(self.model):
             return _all_files(self.model)
-        return sorted(glob.glob(f"{glob.escape(self.model)}*"))
+        # --output_dir may begin with the same name.
+        return sorted(filter(os.path.isfile, glob.glob(f"{glob.escape(self.model)}*")))
 
     def rows(self, path: str) -> Iterable[Any]:
         """Return the rows of a file with the columns."""
@@ -640,6 +643,15 @@ def _all_files(directory):
     ]
 
 
+def _outside(paths, directory):
+    """Return the paths that are not in a directory, such as one below the model that they are of.
+
+    A rerun would otherwise take the shards of the first run for a part of the model or the input.
+    """
+    inner = os.path.join(os.path.realpath(directory), "")
+    return [path for path in paths if not os.path.realpath(path).startswith(inner)]
+
+
 def _rows_of(spans, rows):
     """Yield the rows of a shard. Rows before them in a file are read and skipped."""
     for path, first, expected in spans:
@@ -703,7 +715,7 @@ def write_output_shards(
         )
     plan = {
         "settings": {**recorded, "num_shards": settings.num_shards},
-        "model": [files.sha256(path) for path in job.model_files],
+        "model": [files.sha256(path) for path in _outside(job.model_files, directory)],
         "input": [
             {"file": path, "rows": count, "sha256": files.sha256(path)} for path, count in counts
         ],

@@ -13,6 +13,7 @@ from export.request import RequestSettings
 from tasks.evaluate import EvaluateSettings
 from tasks.extract import ExtractSettings
 from tasks.finetuning.settings import FinetuneSettings
+from tasks.mine_negatives import MineNegativesSettings
 from tasks.predict import PredictSettings
 from tests.corpus import write_corpus
 
@@ -79,6 +80,12 @@ def test_remote_outputs_and_inputs_are_compared_by_name():
         (lambda path: EvaluateSettings(run="r", data=path), "data"),
         (lambda path: PredictSettings(run="r", input=path, output="o.jsonl"), "input"),
         (lambda path: ExtractSettings(model="r", input=path, output="o.npy"), "input"),
+        (
+            lambda path: MineNegativesSettings(
+                run="r", pairs=__file__, corpus=__file__, output=path
+            ),
+            "output",
+        ),
         (
             lambda path: FinetuneSettings(
                 task="classification", train=path, init_from="x", output_dir="y"

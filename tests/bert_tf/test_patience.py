@@ -179,6 +179,23 @@ def test_a_stop_request_at_an_evaluation_is_honored_after_it_at_the_same_step(tr
     assert [line["step"] for line in run.metrics() if "score" in line] == [2, 4, 6, 8, 10]
 
 
+def test_a_stop_request_during_the_last_evaluation_is_honored_after_it(train, monkeypatch):
+    """Otherwise what follows the loop, such as the next run of a sweep, would start."""
+    original = TrainingLoop._evaluate
+
+    def evaluate(loop, step):
+        if step == LAST:
+            signal.raise_signal(signal.SIGTERM)
+        original(loop, step)
+
+    with monkeypatch.context() as context:
+        context.setattr(TrainingLoop, "_evaluate", evaluate)
+        with pytest.raises(Interrupted, match="SIGTERM: stopped and saved at step 12 of 12"):
+            train(patience=None)
+    run, said = train(patience=None)
+    assert run.is_finished(LAST, True) and said == []
+
+
 def test_a_damaged_last_checkpoint_is_trained_again(train):
     run, _ = train()
     before = lines_of(run)

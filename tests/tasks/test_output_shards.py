@@ -13,6 +13,7 @@ import pytest
 from bert_tf import UserError
 from bert_tf.data import jobs, sharded_output
 from bert_tf.system import progress
+from tasks.prediction import outputs
 from tasks.prediction.outputs import OutputSettings, spans, write_output_shards
 from tasks.prediction.vector_files import Vectors, index_path
 from tests.corpus import run_here
@@ -241,6 +242,34 @@ def test_a_rerun_writes_missing_and_truncated_shards_only(texts, in_process):
     assert write(texts, log=logged.append) == (11, 0)
     assert in_process == [1, 2] and contents(texts / "out") == before
     assert f"{texts}/out: resuming: 1/3 shards complete" in logged
+
+
+def test_a_rerun_takes_no_shard_for_a_row_or_for_a_part_of_the_model(
+    texts, in_process, monkeypatch
+):
+    """The output is below the directory of the model, and the glob matches its files too."""
+
+    def everything(job):
+        return sorted(str(path) for path in texts.rglob("*") if path.is_file())
+
+    monkeypatch.setattr(LengthJob, "model_files", property(everything))
+    assert write(texts, pattern="**/*.jsonl") == (7, 0)
+    before = contents(texts / "out")
+    (texts / "out" / "lengths-00001-of-00003.jsonl").unlink()
+    del in_process[:]
+    assert write(texts, pattern="**/*.jsonl") == (7, 0)
+    assert in_process == [1] and contents(texts / "out") == before
+    with pytest.raises(UserError, match="no such file other than those in .*/out"):
+        write(texts, pattern="out/*.jsonl")
+
+
+def test_a_directory_that_begins_like_a_checkpoint_is_no_file_of_it(tmp_path):
+    names = ["model.ckpt.data-00000-of-00001", "model.ckpt.index"]
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "model.ckpt_vectors").mkdir()
+    job = outputs.VectorJob(model=f"{tmp_path}/model.ckpt", batch_size=1, file_format="npy")
+    assert job.model_files == [f"{tmp_path}/{name}" for name in names]
 
 
 def test_an_interrupted_command_keeps_what_is_complete(texts, in_process, monkeypatch):

@@ -198,6 +198,15 @@ def test_the_summary_metrics_by_hand(settings, tmp_path, monkeypatch):
     assert (of_one["mean"], of_one["standard_deviation"]) == (0.5, None)
 
 
+def test_other_workers_read_no_evaluations(settings, monkeypatch):
+    """They may see a file of worker 0 late: here there is no score yet."""
+    scripted(monkeypatch, [{}, {}])
+    monkeypatch.setattr(sweep_module, "is_chief", lambda strategy: False)
+    said = []
+    assert list(sweep(settings, said.append)["runs"]) == ["seed-1", "seed-2"]
+    assert said == []
+
+
 @pytest.mark.slow
 def test_any_other_error_stops_the_sweep(settings, monkeypatch):
     scripted(monkeypatch, [scored(0.5), UserError("train.csv: no such file"), scored(0.5)])

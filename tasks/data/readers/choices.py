@@ -73,9 +73,8 @@ def read_choices(
 
 def _has_choices(file):
     """Return whether the first object of a .jsonl file has "choices", unlike one of SWAG."""
-    for _, row in json_rows(file):
-        return isinstance(row, RowError) or not {"sent1", "sent2"} <= set(row)
-    return False
+    rows = (row for _, row in json_rows(file) if not isinstance(row, RowError))
+    return not {"sent1", "sent2"} <= set(next(rows, ()))
 
 
 def _read_swag(file, labelled):

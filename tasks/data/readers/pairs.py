@@ -92,15 +92,19 @@ def _columns(task, file):
     """
     given = tuple(task.get("pair_columns") or task.get("text_columns", ("text",)))
     label, column = task.get("label_column"), task.get("negatives_column")
-    _, first = next(named_rows(file, ()), (0, {}))
-    there = () if isinstance(first, RowError) else tuple(first)
-    # The first row of .jsonl may have none.
-    found = ("negatives", "negative", *negative_columns(there))
-    negatives = (column,) if column else tuple(dict.fromkeys(found))
+    there = _columns_of_first_row(file)
+
+    def negatives():
+        if column:
+            return (column,)
+        # The first row of .jsonl may have none, or fewer than others.
+        found = ("negatives", "negative", *negative_columns(_columns_of_all_rows(file, there)))
+        return tuple(dict.fromkeys(found))
+
     if len(given) == 2:
-        return given, () if label else negatives, label
+        return given, () if label else negatives(), label
     if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
-        return PAIR_COLUMNS, negatives, None
+        return PAIR_COLUMNS, negatives(), None
     # A label column that is named has to be there.
     is_unlabelled = task.get("has_teacher") and label is None and not set(_SCORES) & set(there)
     if is_unlabelled and set(given) <= set(there):
@@ -117,3 +121,26 @@ def _columns(task, file):
         f"and label; received {quoted(there)}. Name others with --text_column, --text_b_column and "
         "--label_column"
     )
+
+
+def _columns_of_first_row(file):
+    """Return the columns of the first row that can be read, () without rows.
+
+    Raises UserError, which names the first row, if none can be read.
+    """
+    first_error = None
+    for number, row in named_rows(file, ()):
+        if not isinstance(row, RowError):
+            return tuple(row)
+        first_error = first_error or f"{file}:{number}: {row}"
+    if first_error:
+        raise UserError(first_error)
+    return ()
+
+
+def _columns_of_all_rows(file, of_first):
+    """Return the columns of any row, which are those of the first one unless it is .jsonl."""
+    if file.suffix != ".jsonl":
+        return of_first
+    rows = (row for _, row in named_rows(file, ()) if not isinstance(row, RowError))
+    return tuple(dict.fromkeys(name for row in rows for name in row))

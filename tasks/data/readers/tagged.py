@@ -95,8 +95,10 @@ def read_tagged(
         items = _json_items(file, text_column, labelled)
     elif not labelled and has_columns(file, [text_column]):  # A .tsv may be a column file.
         items = read_texts(file, labelled, text_columns=[text_column])
-    elif file.suffix == ".csv":
-        raise UserError(f"{file}: expected tags in a column file or in .jsonl, received .csv")
+    elif file.suffix in (".csv", ".parquet"):
+        raise UserError(
+            f"{file}: expected tags in a column file or in .jsonl, received {file.suffix}"
+        )
     else:
         items = _sentences(file, labelled)
     yield from not_empty(items, file)

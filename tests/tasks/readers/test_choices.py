@@ -182,3 +182,12 @@ def test_arc_is_read_completely(data_dir, name, good, of_three, without_choices,
     assert sum(message.startswith("the answer 'E'") for message in messages) == answer_is_none
     assert len(messages) == without_choices + answer_is_none
     assert len(list(raise_bad_rows(rows))) == good
+
+
+def test_a_bad_first_line_does_not_choose_the_format_of_rows_to_predict(tmp_path):
+    path = tmp_path / "test.jsonl"
+    row = {"sent1": "He.", "sent2": "He", **{f"ending{n}": "abcd"[n] for n in range(4)}}
+    path.write_text(f'{{"sent1": \n{json.dumps(row)}\n')
+    bad, good = read_choices(path, labelled=False, file_format="swag")
+    assert bad.location == f"{path}:1"
+    assert good == choice("He.", ["He a", "He b", "He c", "He d"], None, f"{path}:2")

@@ -48,3 +48,22 @@ def test_labels_after_a_first_row_without_one_are_errors(write):
 
 def test_a_teacher_does_not_turn_pairs_into_texts(write):
     assert read(TEACHER, write("text,anchor,positive\na,b,c\n")) == [(["b", "c"], None)]
+
+
+def test_a_bad_first_row_is_named_and_the_columns_are_those_of_the_next(write):
+    """Otherwise the message would say that the file has no columns."""
+    path = write("anchor,positive\na,b,c\nd,e\n")
+    bad, good = read_pairs(path)
+    assert bad.location == f"{path}:2" and "expected 2 fields" in bad.message
+    assert good.texts == {"text": ["d", "e"]}
+    bad, good = read_pairs(write('{"anchor": \n{"anchor": "d", "positive": "e"}\n', "rows.jsonl"))
+    assert bad.location.endswith("rows.jsonl:1") and good.texts == {"text": ["d", "e"]}
+    with pytest.raises(UserError, match=r"rows\.csv:2: expected 2 fields"):
+        list(read_pairs(write("anchor,positive\na,b,c\n")))
+
+
+def test_rows_of_json_may_have_more_negatives_than_the_first_one(write):
+    rows = [{}, {"negative_1": "c"}, {"negative_1": "d", "negative_2": "e"}]
+    lines = "".join(json.dumps({"anchor": "a", "positive": "b", **row}) + "\n" for row in rows)
+    texts = [row for row, _ in read({}, write(lines, "rows.jsonl"))]
+    assert texts == [["a", "b"], ["a", "b", "c"], ["a", "b", "d", "e"]]

@@ -189,12 +189,14 @@ def test_text_without_tags_is_read_from_rows_or_words(tmp_path):
 
 def test_unreadable_files_are_reported(tmp_path):
     (tmp_path / "a.csv").write_text("text\na\n")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1\x15\xff")
     (tmp_path / "a.conll").write_text("-DOCSTART- O\n\n")
     (tmp_path / "b.conll").write_text("word\n")
     (tmp_path / "c.conll").write_bytes(b"a\tO\n\xff\tO\n")
     for name, message in (
         ("absent.conll", "absent.conll: no such file"),
         ("a.csv", "a.csv: expected tags in a column file or in .jsonl"),
+        ("a.parquet", "a.parquet: expected tags in a column file or in .jsonl"),
         ("a.conll", "a.conll: expected at least one row"),
         ("b.conll", "b.conll:1: expected a word and its tag"),
         ("c.conll", "c.conll: not UTF-8: byte 0xff in line 2"),
