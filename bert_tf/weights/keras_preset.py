@@ -36,6 +36,9 @@ BACKBONE_KEYS = {
     "intermediate_size": "intermediate_dim",
 }
 _CLASSIFIERS = ("BertTextClassifier", "BertClassifier")  # The second before keras-nlp 0.14.
+# What the outputs of a classifier are, in the terms of Hugging Face, by its activation. Losses of
+# Keras take logits or probabilities, so that "linear" says nothing.
+_PROBLEM_TYPES = {"linear": None, "softmax": None, "sigmoid": "multi_label_classification"}
 
 
 def is_directory_of(path: pathlib.Path) -> bool:
@@ -100,12 +103,24 @@ def read(preset: pathlib.Path | str) -> StoredModel:
     if (preset / TASK_WEIGHTS).is_file():
         head = _read_tensors(preset / TASK_WEIGHTS)
         tensors |= {f"task/{name}": array for name, array in head.items()}
-        if read_json_object(preset / "task.json").get("class_name") in _CLASSIFIERS:
+        task = read_json_object(preset / "task.json")
+        if task.get("class_name") in _CLASSIFIERS:
             # The names of the labels are not in the preset.
             count = np.size(head.get("layers/dense/vars/1", ()))
-            labels = {str(number): str(number) for number in range(count)}
-            values = {"architectures": ["BertForSequenceClassification"], "id2label": labels}
+            values = {
+                "architectures": ["BertForSequenceClassification"],
+                "id2label": {str(number): str(number) for number in range(count)},
+                "problem_type": _problem_type(task),
+            }
     return StoredModel(*found, tensors, "keras", IGNORED, str(preset / WEIGHTS), values)
+
+
+def _problem_type(task):
+    """Return the problem type that the activation in task.json implies; its name if unknown."""
+    options = task.get("config")
+    name = options.get("activation") if isinstance(options, dict) else None
+    name = "linear" if name is None else str(name)
+    return _PROBLEM_TYPES.get(name, name)
 
 
 def _read_tensors(path):
