@@ -14,6 +14,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import tensor_files
+from bert_tf.weights.huggingface import download_command
 from bert_tf.weights.name_map import StoredModel
 
 IGNORED = r".*seed_generator.*|(task/)?(optimizer|_optimizer)/.*|task/backbone/.*"
@@ -143,6 +144,9 @@ def _save_published(preset, directory):
         keras_nlp.models.BertBackbone.from_preset(preset).save_to_preset(directory)
         keras_nlp.models.BertTokenizer.from_preset(preset).save_to_preset(directory)
     except Exception as error:  # The library, Kaggle and the network raise many types of errors.
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{preset}: keras-nlp cannot load this preset: {type(error).__name__}: {error}"
+            f"{preset}: no such directory, the Hugging Face cache has no such model (to download "
+            f"it, run: {download_command(preset)}), and keras-nlp cannot load this preset: "
+            f"{type(error).__name__}: {reason:.300}"
         ) from None
