@@ -16,6 +16,7 @@ from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import tensor_files
 from bert_tf.weights.huggingface import download_command
 from bert_tf.weights.name_map import StoredModel
+from bert_tf.weights.tokenizer_files import object_in
 
 IGNORED = r".*seed_generator.*|(task/)?(optimizer|_optimizer)/.*|task/backbone/.*"
 WEIGHTS, TASK_WEIGHTS = "model.weights.h5", "task.weights.h5"
@@ -45,6 +46,12 @@ _PROBLEM_TYPES = {"linear": None, "softmax": None, "sigmoid": "multi_label_class
 def is_directory_of(path: pathlib.Path) -> bool:
     """Return True if the directory holds a keras-nlp preset."""
     return (path / WEIGHTS).is_file() and (path / "config.json").is_file()
+
+
+def max_seq_length(preset: pathlib.Path) -> Any:
+    """Return the length of the preprocessor that the task of a preset was saved with, if any."""
+    values = object_in(preset / "preprocessor.json").get("config")
+    return values.get("sequence_length") if isinstance(values, dict) else None
 
 
 def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | None:

@@ -376,10 +376,12 @@ def _new_pooler(config):
 
 
 def _model_max_length(where):
-    """Return the maximum length in the tokenizer's configuration of a directory, if any."""
-    is_directory = isinstance(where, pathlib.Path)
-    values = tokenizer_files.object_in(where / "tokenizer_config.json") if is_directory else {}
-    length = values.get("model_max_length", values.get("max_len"))
+    """Return the maximum length of the tokenizer or preprocessor of a directory, if any."""
+    length = None
+    if isinstance(where, pathlib.Path):
+        values = tokenizer_files.object_in(where / "tokenizer_config.json")
+        length = values.get("model_max_length", values.get("max_len"))
+        length = keras_preset.max_seq_length(where) if length is None else length
     # transformers writes 1e30 for no limit.
     return int(length) if isinstance(length, int | float) and 4 <= length < 1e9 else int(1e9)
 

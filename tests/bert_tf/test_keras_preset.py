@@ -117,6 +117,20 @@ def test_the_activation_of_a_classifier_says_what_its_outputs_are(
     assert pretrained.weights["classifier/kernel"].shape[1] == 1 + is_multi_label
 
 
+@pytest.mark.parametrize(
+    ("preprocessor", "expected"), [({"sequence_length": 9}, 9), ({}, 16), (None, 16)]
+)
+def test_the_length_is_that_of_the_preprocessor(tmp_path, config, preprocessor, expected):
+    """Longer texts would have other predictions than in keras-nlp."""
+    parts = ("bert", "classifier")
+    weights = small.random_weights(config, parts=parts)
+    write(tmp_path / "preset", config, weights, parts, "BertTextClassifier")
+    values = {"class_name": "BertTextClassifierPreprocessor", "config": preprocessor}
+    (tmp_path / "preset" / "preprocessor.json").write_text(json.dumps(values))
+    assert config.max_position_embeddings == 16
+    assert read_pretrained(tmp_path / "preset").task["max_seq_length"] == expected
+
+
 def test_a_classifier_with_another_activation_is_no_task(tmp_path, config):
     parts = ("bert", "classifier")
     weights = small.random_weights(config, parts=parts)
