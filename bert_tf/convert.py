@@ -74,7 +74,9 @@ class ConvertSettings:
 
     def check(self) -> None:
         """Check the source and the words without TensorFlow; raises UserError."""
-        sources.check(self.from_, self.config_file, self.vocab_file)
+        sources.check(
+            self.from_, self.config_file, self.vocab_file, labels=self.labels, pairs=self.pairs
+        )
         if self.add_tokens and not files.is_remote(self.add_tokens):
             growth.read_words(self.add_tokens)
 

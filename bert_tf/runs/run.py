@@ -85,9 +85,15 @@ class Run:
 
     @classmethod
     def exists(cls, path: str | os.PathLike) -> bool:
-        """Return True if `path` is a run directory: it contains config.json and checkpoints/."""
-        config, directory = (os.path.join(path, name) for name in ("config.json", "checkpoints"))
-        return files.exists(config) and files.isdir(directory)
+        """Return True if `path` is a run directory: it contains config.json and checkpoints/.
+
+        Models of other programs may have checkpoints/ beside their config.json, but neither
+        train.json nor checkpoints with the names of ours.
+        """
+        directory, config, _, train, _ = (os.path.join(path, name) for name in FILES)
+        if not (files.exists(config) and files.isdir(directory)):
+            return False
+        return files.exists(train) or any(map(checkpoints.STEP.fullmatch, files.listdir(directory)))
 
     @classmethod
     @contextlib.contextmanager

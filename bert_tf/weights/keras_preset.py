@@ -14,7 +14,9 @@ from bert_tf.errors import UserError
 from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import tensor_files
+from bert_tf.weights.huggingface import download_command
 from bert_tf.weights.name_map import StoredModel
+from bert_tf.weights.tokenizer_files import object_in
 
 IGNORED = r".*seed_generator.*|(task/)?(optimizer|_optimizer)/.*|task/backbone/.*"
 WEIGHTS, TASK_WEIGHTS = "model.weights.h5", "task.weights.h5"
@@ -36,11 +38,20 @@ BACKBONE_KEYS = {
     "intermediate_size": "intermediate_dim",
 }
 _CLASSIFIERS = ("BertTextClassifier", "BertClassifier")  # The second before keras-nlp 0.14.
+# What the outputs of a classifier are, in the terms of Hugging Face, by its activation. Losses of
+# Keras take logits or probabilities, so that "linear" says nothing.
+_PROBLEM_TYPES = {"linear": None, "softmax": None, "sigmoid": "multi_label_classification"}
 
 
 def is_directory_of(path: pathlib.Path) -> bool:
     """Return True if the directory holds a keras-nlp preset."""
     return (path / WEIGHTS).is_file() and (path / "config.json").is_file()
+
+
+def max_seq_length(preset: pathlib.Path) -> Any:
+    """Return the length of the preprocessor that the task of a preset was saved with, if any."""
+    values = object_in(preset / "preprocessor.json").get("config")
+    return values.get("sequence_length") if isinstance(values, dict) else None
 
 
 def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | None:
@@ -100,12 +111,24 @@ def read(preset: pathlib.Path | str) -> StoredModel:
     if (preset / TASK_WEIGHTS).is_file():
         head = _read_tensors(preset / TASK_WEIGHTS)
         tensors |= {f"task/{name}": array for name, array in head.items()}
-        if read_json_object(preset / "task.json").get("class_name") in _CLASSIFIERS:
+        task = read_json_object(preset / "task.json")
+        if task.get("class_name") in _CLASSIFIERS:
             # The names of the labels are not in the preset.
             count = np.size(head.get("layers/dense/vars/1", ()))
-            labels = {str(number): str(number) for number in range(count)}
-            values = {"architectures": ["BertForSequenceClassification"], "id2label": labels}
+            values = {
+                "architectures": ["BertForSequenceClassification"],
+                "id2label": {str(number): str(number) for number in range(count)},
+                "problem_type": _problem_type(task),
+            }
     return StoredModel(*found, tensors, "keras", IGNORED, str(preset / WEIGHTS), values)
+
+
+def _problem_type(task):
+    """Return the problem type that the activation in task.json implies; its name if unknown."""
+    options = task.get("config")
+    name = options.get("activation") if isinstance(options, dict) else None
+    name = "linear" if name is None else str(name)
+    return _PROBLEM_TYPES.get(name, name)
 
 
 def _read_tensors(path):
@@ -128,6 +151,9 @@ def _save_published(preset, directory):
         keras_nlp.models.BertBackbone.from_preset(preset).save_to_preset(directory)
         keras_nlp.models.BertTokenizer.from_preset(preset).save_to_preset(directory)
     except Exception as error:  # The library, Kaggle and the network raise many types of errors.
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{preset}: keras-nlp cannot load this preset: {type(error).__name__}: {error}"
+            f"{preset}: no such directory, the Hugging Face cache has no such model (to download "
+            f"it, run: {download_command(preset)}), and keras-nlp cannot load this preset: "
+            f"{type(error).__name__}: {reason:.300}"
         ) from None

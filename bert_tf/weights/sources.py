@@ -231,6 +231,8 @@ def check(
     config_file: str | None = None,
     vocab_file: str | None = None,
     *,
+    labels: Sequence[str] = (),
+    pairs: bool = False,
     as_embedder: bool = False,
 ) -> BertConfig | None:
     """Check for a model at a path without reading its weights; arguments as of `read_pretrained`.
@@ -247,6 +249,7 @@ def check(
     if files.is_remote(path):
         return None
     if Run.exists(path):
+        _check_of_run(path, config_file, vocab_file, labels, pairs)
         run = Run.open(path)
         run.checkpoints.best_or_latest_step()
         return run.config
@@ -279,6 +282,7 @@ def embedder_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _read(path, config_file, vocab_file, labels, pairs):
     """Read the model at a path with the reader of its source."""
     if Run.exists(path):
+        _check_of_run(path, config_file, vocab_file, labels, pairs)
         return _read_run(Run.open(path))
     reader, where, source = _reader_of(path, config_file, vocab_file)
     stored = reader.read(where)
@@ -326,6 +330,21 @@ def _embedder(path, config):
     return {**settings, "layers": "last", "max_seq_length": limit}
 
 
+def _check_of_run(path, config_file, vocab_file, labels, pairs):
+    """Raise UserError if something is given that the files of a run say."""
+    given = {
+        "config_file": config_file,
+        "vocab_file": vocab_file,
+        "labels": labels,
+        "pairs": pairs,
+    }
+    for flag, value in given.items():
+        if value:
+            raise UserError(
+                f"--{flag}: only for weights of other libraries; {path} is a run; its files have it"
+            )
+
+
 def _read_run(run):
     """Read the best or latest checkpoint of a run."""
     step = run.checkpoints.best_or_latest_step()
@@ -357,10 +376,12 @@ def _new_pooler(config):
 
 
 def _model_max_length(where):
-    """Return the maximum length in the tokenizer's configuration of a directory, if any."""
-    is_directory = isinstance(where, pathlib.Path)
-    values = tokenizer_files.object_in(where / "tokenizer_config.json") if is_directory else {}
-    length = values.get("model_max_length", values.get("max_len"))
+    """Return the maximum length of the tokenizer or preprocessor of a directory, if any."""
+    length = None
+    if isinstance(where, pathlib.Path):
+        values = tokenizer_files.object_in(where / "tokenizer_config.json")
+        length = values.get("model_max_length", values.get("max_len"))
+        length = keras_preset.max_seq_length(where) if length is None else length
     # transformers writes 1e30 for no limit.
     return int(length) if isinstance(length, int | float) and 4 <= length < 1e9 else int(1e9)
 

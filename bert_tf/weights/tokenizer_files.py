@@ -172,12 +172,27 @@ def _vocabulary(values, vocab_size, path):
                 f"the same id {index}"
             )
         entries[index] = entry
+    for index, special in _added_specials(values) if entries else ():
+        if special not in entries.values() and 0 <= index < vocab_size:
+            entries.setdefault(index, special)
     lines = []
     for index in range(max(entries, default=-1) + 1):
         entry = entries.get(index, "")
         # These can be in no line of a vocab.txt, and match no text either.
         lines.append(placeholder(index) if not entry or "\n" in entry else entry)
     return Vocabulary(lines, f"{path}: model.vocab").padded(vocab_size, str(path))
+
+
+def _added_specials(values):
+    """Yield (id, token) of the special tokens among the added ones, which are checked elsewhere.
+
+    Those that a vocabulary was trained without are only there.
+    """
+    tokens = values.get("added_tokens")
+    for token in tokens if isinstance(tokens, list) else ():
+        is_special = isinstance(token, dict) and token.get("content") in SPECIALS
+        if is_special and type(token.get("id")) is int:
+            yield token["id"], token["content"]
 
 
 def _check_equal(vocabulary, other, path):

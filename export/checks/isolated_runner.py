@@ -1,6 +1,6 @@
 """Run a SavedModel in a process without this project's code, for the parity check.
 
-    python -I isolated_runner.py MODEL CASES RESULTS
+    python -P isolated_runner.py MODEL CASES RESULTS
 
 CASES is a JSON list of requests, {"signature": name, "inputs": {name: values}}. Values are strings
 in base64, or lists of equal length of such strings. RESULTS is written as .npz, see `save`, with

@@ -177,7 +177,9 @@ def _run_isolated(moved, scratch, device):
     done = subprocess.run(
         [
             sys.executable,
-            "-I",
+            # Nothing of this project is beside the packages. Unlike -I, this finds those that
+            # pip has installed for the user, and those of PYTHONPATH.
+            "-P",
             isolated_runner.__file__,
             str(moved),
             str(scratch / "cases.json"),

@@ -60,6 +60,9 @@ def _checked(inputs, signature):
                 f"--signature={signature.name}: {name} is {spec.dtype} of rank {spec.rank}; only "
                 "strings and lists of strings are supported"
             )
+    for name, values in inputs.items():
+        if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+            raise _wrong_type(name, "a list of strings", values)
     inputs = {
         name: [values] if specs[name].rank == 2 and _are_strings(values) else values
         for name, values in inputs.items()
@@ -69,14 +72,27 @@ def _checked(inputs, signature):
             "--input: expected the same number of values per name, received "
             + ", ".join(f"{len(values)} of {name}" for name, values in inputs.items())
         )
-    return {name: _as_bytes(values) for name, values in inputs.items()}
+    return {name: _as_bytes(values, specs[name].rank, name) for name, values in inputs.items()}
 
 
 def _are_strings(values):
-    return bool(values) and isinstance(values[0], str | bytes)
+    return isinstance(next(iter(values), None), str | bytes)
 
 
-def _as_bytes(value):
-    if isinstance(value, str):
-        return value.encode("utf-8")
-    return value if isinstance(value, bytes) else [_as_bytes(entry) for entry in value]
+def _as_bytes(value, rank, where):
+    """Return strings as bytes, in as many levels of lists as the rank, or any number if `None`."""
+    if isinstance(value, str | bytes) and not rank:
+        try:
+            return value.encode("utf-8") if isinstance(value, str) else value
+        except UnicodeEncodeError:
+            raise UserError(f"--input: {where}: contains half of a surrogate pair") from None
+    if isinstance(value, str | bytes) or rank == 0 or not hasattr(value, "__iter__"):
+        raise _wrong_type(where, "a list of strings" if rank else "a string", value)
+    inner = rank and rank - 1
+    return [_as_bytes(entry, inner, f"{where}[{row}]") for row, entry in enumerate(value)]
+
+
+def _wrong_type(where, expected, value):
+    return UserError(
+        f"--input: {where}: expected {expected}, received {type(value).__name__} {value!r:.60}"
+    )

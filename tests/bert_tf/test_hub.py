@@ -1,6 +1,8 @@
 """Models in the local cache of the Hugging Face hub."""
 
 import pathlib
+import sys
+import types
 
 import pytest
 
@@ -68,6 +70,24 @@ def test_a_model_that_is_not_there_is_reported_with_the_command(cache, huggingfa
     directory = str(raised.value).split("such as ")[1].split(";")[0]
     assert read_pretrained(directory).config.hidden_size == 12
     assert huggingface.find_cached("no_such_preset") is None
+
+
+def test_a_name_that_is_neither_a_model_nor_a_preset_is_reported_with_the_command(
+    cache, monkeypatch
+):
+    """Such as bert-base-uncased, an old id without a "/". keras-nlp explains names in ten lines."""
+
+    def from_preset(name):
+        raise ValueError(f"Unknown preset identifier.\n1) a built-in one\nReceived: {name}")
+
+    backbone = types.SimpleNamespace(from_preset=from_preset)
+    models = types.SimpleNamespace(BertBackbone=backbone, BertTokenizer=backbone)
+    monkeypatch.setitem(sys.modules, "keras_nlp", types.SimpleNamespace(models=models))
+    with pytest.raises(
+        UserError, match="^bert-base-x: no such directory, .*, run: hf down"
+    ) as raised:
+        read_pretrained("bert-base-x")
+    assert str(raised.value).endswith("load this preset: ValueError: Unknown preset identifier.")
 
 
 def test_the_only_revision_is_read_where_main_is_unknown(cache, huggingface_dir):

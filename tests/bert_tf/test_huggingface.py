@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 
 from bert_tf import UserError, read_pretrained
+from bert_tf.runs.run import Run
 from bert_tf.weights import huggingface, name_map, sources
 from tests import small
 from tests.huggingface_files import write_json, write_torch_old, write_torch_zip
@@ -133,6 +134,15 @@ def test_a_file_is_no_directory_of_a_model(huggingface_dir):
     for name, what in (("model.safetensors", "a file"), ("model.gguf", "a GGUF file of llama.cpp")):
         with pytest.raises(UserError, match=f"{name}: is {what}; expected the directory of a mod"):
             sources.check(huggingface_dir / name)
+
+
+def test_checkpoints_of_the_training_beside_a_model_make_no_run_of_it(huggingface_dir, config):
+    (huggingface_dir / "checkpoints" / "checkpoint-500").mkdir(parents=True)
+    assert not Run.exists(huggingface_dir)
+    assert sources.check(huggingface_dir) == config
+    assert_same(huggingface_dir, config)
+    (huggingface_dir / "checkpoints" / "step-00000500").mkdir()
+    assert Run.exists(huggingface_dir)  # Without train.json, it is a damaged run.
 
 
 def test_an_unknown_key_of_the_configuration_is_a_warning(huggingface_dir, config):

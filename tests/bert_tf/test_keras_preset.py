@@ -18,8 +18,10 @@ FORMER = {
 }
 
 
-def write(directory, config, weights, parts=("bert",), task=None, change=lambda name: name):
-    """Write a preset with h5py only."""
+def write(
+    directory, config, weights, parts=("bert",), task=None, change=lambda name: name, **options
+):
+    """Write a preset with h5py only; `options` are those of its task."""
     (directory / "assets" / "tokenizer").mkdir(parents=True)
     (directory / "assets" / "tokenizer" / "vocabulary.txt").write_text("\n".join(WORDS) + "\n")
     backbone = {
@@ -35,7 +37,7 @@ def write(directory, config, weights, parts=("bert",), task=None, change=lambda 
     for name, values in (
         ("config.json", {"class_name": "BertBackbone", "config": backbone}),
         ("tokenizer.json", {"class_name": "BertTokenizer", "config": {"lowercase": True}}),
-        ("task.json", {"class_name": task}),
+        ("task.json", {"class_name": task, "config": options}),
     ):
         (directory / name).write_text(json.dumps(values))
     tensors = name_map.export_tensors(config, "keras", weights, parts)
@@ -98,6 +100,44 @@ def test_a_classifier_and_a_masked_language_model_keep_their_heads(tmp_path, con
     pretrained = read_pretrained(tmp_path / "masked")
     assert (pretrained.heads, pretrained.task) == (("masked_lm",), None)
     assert_holds(pretrained.weights, weights)
+
+
+@pytest.mark.parametrize(
+    ("activation", "is_multi_label"),
+    [("sigmoid", True), ("softmax", False), ("linear", False), (None, False)],
+)
+def test_the_activation_of_a_classifier_says_what_its_outputs_are(
+    tmp_path, config, activation, is_multi_label
+):
+    parts = ("bert", "classifier")
+    weights = small.random_weights(config, parts=parts)  # Two outputs.
+    write(tmp_path / "preset", config, weights, parts, "BertTextClassifier", activation=activation)
+    pretrained = read_pretrained(tmp_path / "preset")
+    assert pretrained.task["multi_label"] is is_multi_label
+    assert pretrained.weights["classifier/kernel"].shape[1] == 1 + is_multi_label
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "expected"), [({"sequence_length": 9}, 9), ({}, 16), (None, 16)]
+)
+def test_the_length_is_that_of_the_preprocessor(tmp_path, config, preprocessor, expected):
+    """Longer texts would have other predictions than in keras-nlp."""
+    parts = ("bert", "classifier")
+    weights = small.random_weights(config, parts=parts)
+    write(tmp_path / "preset", config, weights, parts, "BertTextClassifier")
+    values = {"class_name": "BertTextClassifierPreprocessor", "config": preprocessor}
+    (tmp_path / "preset" / "preprocessor.json").write_text(json.dumps(values))
+    assert config.max_position_embeddings == 16
+    assert read_pretrained(tmp_path / "preset").task["max_seq_length"] == expected
+
+
+def test_a_classifier_with_another_activation_is_no_task(tmp_path, config):
+    parts = ("bert", "classifier")
+    weights = small.random_weights(config, parts=parts)
+    write(tmp_path / "preset", config, weights, parts, "BertTextClassifier", activation="tanh")
+    pretrained = read_pretrained(tmp_path / "preset")
+    assert pretrained.task is None
+    assert "classifier head, problem_type is 'tanh'" in pretrained.origin
 
 
 def test_a_missing_tensor_another_class_and_a_damaged_file_are_rejected(tmp_path, config):

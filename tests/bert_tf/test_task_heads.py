@@ -7,6 +7,7 @@ import pytest
 import safetensors.numpy
 
 from bert_tf import UserError, convert, read_pretrained
+from bert_tf.runs.run import Run
 from bert_tf.weights import heads, name_map
 from tests import small
 from tests.bert_tf.test_weights import edit
@@ -282,3 +283,19 @@ def test_convert_writes_the_task(tmp_path, config, vocabulary, capsys):
     again = read_pretrained(tmp_path / "run")
     assert again.task["labels"] == ["no", "yes"]
     assert again.weights["classifier/kernel"].shape == (12, 1)
+
+
+@pytest.mark.parametrize(
+    "given", [{"labels": ("no", "yes")}, {"pairs": True}, {"config_file": "x"}, {"vocab_file": "x"}]
+)
+def test_what_the_files_of_a_run_say_is_not_given_for_it(tmp_path, config, vocabulary, given):
+    run = Run.create(tmp_path / "run", config, vocabulary, train={})
+    run.checkpoints.save(0, small.random_weights(config))
+    settings = convert.ConvertSettings(
+        str(tmp_path / "run"), str(tmp_path / "to"), format="google", **given
+    )
+    message = f"--{next(iter(given))}: only for weights of other libraries; .*run is a run"
+    for read in (settings.check, lambda: read_pretrained(tmp_path / "run", **given)):
+        with pytest.raises(UserError, match=message):
+            read()
+    assert read_pretrained(tmp_path / "run").config == config

@@ -35,6 +35,17 @@ def test_the_vocabulary_is_read_from_tokenizer_json_alone(modern_dir, vocabulary
     assert read_pretrained(modern_dir).vocabulary.lines == vocabulary.lines
 
 
+@pytest.mark.parametrize("index", [4, 28])
+def test_special_tokens_may_be_among_the_added_ones_only(modern_dir, vocabulary, index):
+    """[MASK] was added to a vocabulary that was trained without it."""
+    lines = [line for line in vocabulary.lines if line != "[MASK]"]
+    lines.insert(index, "[MASK]")
+    values = tokenizer_json(Vocabulary(lines))
+    del values["model"]["vocab"]["[MASK]"]
+    write_json(modern_dir / "tokenizer.json", values)
+    assert read_pretrained(modern_dir).vocabulary.lines == tuple(lines)
+
+
 def test_old_files_name_the_tokens_of_the_post_processor(modern_dir, vocabulary):
     processor = {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}
     edit(modern_dir / "tokenizer.json", lambda values: values.update(post_processor=processor))

@@ -290,6 +290,16 @@ def test_no_file_contains_paths_of_the_building_machine(exported_twice, run_dir)
                 assert secret.encode() not in content, (path, secret)
 
 
+def test_the_separate_process_finds_packages_where_this_one_does(tmp_path, monkeypatch):
+    """Python's isolated mode has neither PYTHONPATH nor what pip installs for a user."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "tensorflow.py").write_text("raise ImportError('found in PYTHONPATH')\n")
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    with pytest.raises(UserError, match="not published: .*: ImportError: found in PYTHONPATH$"):
+        parity._run_isolated(tmp_path, tmp_path, "cpu")
+
+
 @pytest.mark.slow
 def test_the_session_of_servers_answers_every_warm_up_record(exported_twice, tmp_path):
     cases = [

@@ -169,6 +169,38 @@ def test_a_wrong_request_is_reported_alike(targets, signature, inputs, message):
             model.predict(inputs, signature)
 
 
+@pytest.mark.parametrize(
+    ("signature", "inputs", "message"),
+    [
+        ("one", {"text": "1"}, "^input: text: expected a list of strings, received str '1'"),
+        ("one", {"text": None}, "^input: text: expected a list of strings, received NoneType None"),
+        ("one", {"text": ["1", 2]}, r"^input: text\[1\]: expected a string, received int 2"),
+        ("one", {"text": [["1"]]}, r"^input: text\[0\]: expected a string, received list"),
+        ("one", {"text": ["\ud800"]}, r"^input: text\[0\]: contains half of a surrogate pair"),
+        (
+            "choose",
+            {"prompt": ["a"], "choices": [["b", None]]},
+            r"^input: choices\[0\]\[1\]: expected a string, received NoneType None",
+        ),
+        (
+            "choose",
+            {"prompt": ["a", "b"], "choices": [["c"], "d"]},
+            r"^input: choices\[1\]: expected a list of strings, received str 'd'",
+        ),
+    ],
+)
+def test_inputs_of_another_type_are_reported(targets, signature, inputs, message):
+    for model in targets.values():
+        with pytest.raises(UserError, match=message):
+            model.predict(inputs, signature)
+
+
+def test_arrays_are_lists(targets):
+    inputs = {"prompt": np.array(["a", "b"]), "choices": np.array([["c", "d"], ["e", "f"]])}
+    for model in targets.values():
+        assert model.predict(inputs, "choose")["joined"] == [["ac", "ad"], ["be", "bf"]]
+
+
 def test_the_command_works_with_each_target(targets, capsys):
     printed = set()
     for flags in targets:
