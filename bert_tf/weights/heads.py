@@ -133,7 +133,9 @@ def read_head(
     kind = _kind(values)
     if architectures(values) == ["BertForNextSentencePrediction"]:
         labels, pairs = labels or NEXT_SENTENCE_LABELS, True
-    names = _labels(values, len(bias), labels)
+    # The table of a model of choices may be that of the classifier that it was trained from.
+    named = {} if kind == "multiple_choice" else values
+    names = _labels(named, len(bias), labels)
     if kind == "classification" and "O" in labels and any(label[:2] == "B-" for label in labels):
         kind = "tagging"  # Forks of run_classifier.py for entities have its names of tensors.
     limit = min(max_seq_length, MAX_SEQ_LENGTH)

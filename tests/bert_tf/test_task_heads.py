@@ -81,6 +81,12 @@ def read(tmp_path, config, vocabulary, model, units, labels=(), pairs=False, **v
         ),
         ("QuestionAnswering", 2, {}, {"kind": "span_qa", "max_query_length": 6, "doc_stride": 3}),
         ("MultipleChoice", 1, {}, {"kind": "multiple_choice"}),
+        (
+            "MultipleChoice",
+            1,
+            {"id2label": table("no", "maybe", "yes")},
+            {"kind": "multiple_choice"},
+        ),
     ],
 )
 def test_the_task_follows_from_class_labels_and_size(
