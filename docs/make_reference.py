@@ -266,7 +266,7 @@ def class_section(name: str, owner: type, without: tuple[type, ...]) -> Iterator
     made_by = next((base for base in owner.__mro__ if "__init__" in vars(base)), object)
     if is_ours(made_by) and not without:
         yield from ("```python", *signature(name, owner, bound=False), "```", "")
-        if made_by is not owner:
+        if made_by.__doc__ != owner.__doc__:
             text += "\n\n" + arguments(made_by.__doc__ or "")
     yield from docstring(text)
     for method, value in methods(owner, without):

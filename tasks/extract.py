@@ -61,7 +61,7 @@ class ExtractSettings(OutputSettings):
         None,
     )
     do_lower_case: bool | None = command.flag(
-        "lowercasing of the text; by default as configured in the model", None
+        "lower-casing of the text; by default as configured in the model", None
     )
     prompt: str | None = command.flag(
         "name of the embedder's prompt before each text; default: its default prompt", None

@@ -172,8 +172,8 @@ class TaskModel(keras.Model):
 
         Args:
             path: Run, Hugging Face directory, TensorFlow checkpoint or keras-nlp preset.
-            max_seq_length: Maximum tokens per sequence; by default 128 (384 for QuestionAnswerer,
-                512 for MaskedLanguageModel).
+            max_seq_length: Maximum tokens per sequence; by default 128 (256 for TextRanker, 384 for
+                QuestionAnswerer, 512 for MaskedLanguageModel), or that of an embedder at the path.
             seed: Seed of the head, of the order of rows and of dropout.
             dtype: Keras dtype policy.
             do_lower_case: Overrides the setting of the pretrained weights.
@@ -423,8 +423,8 @@ class TaskModel(keras.Model):
                 losses of logits, such as "sparse_categorical_crossentropy".
             metrics: Keras metrics of training; with one output, of that output.
             weighted_metrics: "auto" is the accuracy, if the task has one.
-            learning_rate: Peak learning rate; by default that of the task type (5e-5; anomaly
-                3e-3).
+            learning_rate: Peak learning rate; by default that of the task type (5e-5; ranking 2e-5;
+                anomaly 3e-3).
             warmup_proportion: Fraction of the steps of a `fit` used for warmup.
             schedule: Linear decay, "released" (google-research/bert) or "continuous" (Hugging
                 Face).

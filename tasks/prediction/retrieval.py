@@ -121,7 +121,7 @@ def check_ranker(path: str) -> None:
         UserError: There is no model, or a run of another task.
     """
     sources.check(path)
-    if Run.exists(path) and _task_type(path) != "ranking":
+    if Run.exists(path) and _task_type(path) not in ("ranking", "regression"):
         raise UserError(f"--rerank={path}: {_EXPECTED_RANKER}")
 
 
@@ -129,7 +129,7 @@ def open_ranker(path: str) -> TextRanker:
     """Load a ranker.
 
     Args:
-        path: Run of task ranking, or directory of a cross-encoder.
+        path: Run of task ranking, or a cross-encoder: a directory, or a run of regression on pairs.
 
     Raises:
         UserError: It is neither.
@@ -137,11 +137,11 @@ def open_ranker(path: str) -> TextRanker:
     from tasks.model.loading import load_model
     from tasks.types.ranking import RankingTask, TextRanker
 
-    if Run.exists(path):
+    if _task_type(path) == "ranking":
         return load_model(path)
     pretrained = sources.read_pretrained(path)
     source = pretrained.task
-    if source is None or source["kind"] != "regression":
+    if source is None or source["kind"] != "regression" or len(source["text_columns"]) != 2:
         raise UserError(f"--rerank={path}: {_EXPECTED_RANKER}")
     task = RankingTask(
         max_seq_length=source["max_seq_length"], activation=source.get("activation", "identity")

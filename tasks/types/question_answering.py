@@ -548,7 +548,7 @@ class QuestionAnswerer(TaskModel):
         may_be_impossible: Whether questions may have no answer.
 
     Rows have the columns question and context. Labels of `fit` are, per question, a list of
-    {"text", "start"}, of which the first is trained; [] means no answer.
+    {"text", "start"}, of which the first is trained; with `may_be_impossible`, [] means no answer.
     """
 
     task_class = QuestionAnsweringTask

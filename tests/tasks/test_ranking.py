@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError
+from bert_tf import UserError, convert
 from bert_tf.conversion.exported_model import ExportedModel
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.encoder_inputs import to_flat, to_padded
@@ -23,8 +23,10 @@ from tasks.data.windows import Windows
 from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
 from tasks.prediction.outputs import predict
+from tasks.prediction.retrieval import check_ranker, open_ranker, rerank
 from tasks.types.ranking import RankingTask
 from tests import small
+from tests.bert_tf.test_task_heads import write_head
 
 # A relevant text repeats a word of the query, at any position.
 QUERIES = [
@@ -230,6 +232,20 @@ def test_a_cross_encoder_keeps_its_head(huggingface_dir, config):
     object.__setattr__(pretrained, "task", {"kind": "regression", "text_columns": ["text"]})
     model = TextRanker.from_weights(pretrained, task)
     assert not np.array_equal(model.network.head.kernel, head["classifier/kernel"])
+
+
+@pytest.mark.medium
+def test_a_cross_encoder_and_its_run_rerank_alike(tmp_path, config, vocabulary):
+    activation = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}
+    paths = [str(tmp_path / name) for name in ("model", "run")]
+    write_head(tmp_path / "model", config, vocabulary, "SequenceClassification", 1, **activation)
+    convert.main(convert.ConvertSettings(*paths))
+    found = []
+    for path in paths:
+        check_ranker(path)
+        found.append(rerank(open_ranker(path), *QUERIES[0][:2]))
+    assert all(0 < score < 1 for _, score in found[0])
+    np.testing.assert_allclose(*found, atol=1e-6)
 
 
 def test_a_ranker_is_a_regressor_for_other_libraries_and_a_ranker_again(config):
