@@ -9,6 +9,7 @@ import html
 import importlib.resources
 import json
 import math
+import re
 
 import numpy as np
 import tensorflow as tf
@@ -119,8 +120,9 @@ def page(attention: Attention) -> str:
     }
     # "<" could end the script.
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    title = html.escape(" ".join(attention.tokens)[:80])
-    return template.read_text(encoding="utf-8").replace("TITLE", title).replace("DATA", text)
+    values = {"TITLE": html.escape(" ".join(attention.tokens)[:80]), "DATA": text}
+    # In one pass, since the tokens may be these words.
+    return re.sub("TITLE|DATA", lambda match: values[match[0]], template.read_text("utf-8"))
 
 
 def _label(axes, attention, font_size):

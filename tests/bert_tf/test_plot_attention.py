@@ -118,6 +118,12 @@ def test_the_page_shows_the_values_of_the_chosen_head(tmp_path):
     assert LARGEST == 65_535
 
 
+def test_tokens_may_be_the_words_of_the_template():
+    text = page(example(["[CLS]", "DATA", "TITLE", "[SEP]"]))
+    assert "<title>Attention: [CLS] DATA TITLE [SEP]</title>" in text
+    assert '"tokens": ["[CLS]", "DATA", "TITLE", "[SEP]"]' in text
+
+
 @pytest.mark.plots
 @pytest.mark.parametrize(
     ("name", "flags"), [("x.png", ["--layer=0", "--head=1"]), ("x.png", []), ("x.html", [])]
