@@ -139,6 +139,12 @@ class PretrainingDataset:
                 f"{directory}: written with do_lower_case={tokenizer['do_lower_case']}; the "
                 f"configuration has {config.do_lower_case}"
             )
+        if tokenizer and _strips_accents(**tokenizer) != _strips_accents(**vars(config)):
+            raise UserError(
+                f"{directory}: written with strip_accents={_strips_accents(**tokenizer)}; the "
+                f"configuration has {_strips_accents(**vars(config))}; expected shards and "
+                "configuration that agree (--strip_accents of write_shards)"
+            )
         if self.max_seq_length > config.max_position_embeddings:
             raise UserError(
                 f"{directory}: max_seq_length={self.max_seq_length} exceeds "
@@ -358,6 +364,11 @@ class PretrainingDataset:
                 marked = tf.strings.join(["<<", *message, ">>"])
                 checks.append(tf.debugging.Assert(~tf.reduce_any(is_bad), [marked], summarize=1))
         return checks
+
+
+def _strips_accents(do_lower_case, strip_accents=None, **_):
+    """Return whether these settings of a tokenizer remove accents."""
+    return do_lower_case if strip_accents is None else strip_accents
 
 
 def bad_record(error: tf.errors.OpError) -> UserError | None:
