@@ -122,9 +122,12 @@ class PretrainingDataset:
     def __init__(self, directory: str, vocabulary: Vocabulary, config: BertConfig) -> None:
         self.manifest = Manifest.load(directory)
         self.manifest.check_complete()
-        self.vocabulary, self.vocab_size = vocabulary, config.vocab_size
+        self.vocabulary = vocabulary
         settings = self.manifest.settings
         self.max_seq_length = settings["max_seq_length"]
+        self._limits = tf_examples.limits(
+            config.vocab_size, self.max_seq_length, config.type_vocab_size
+        )
         sha256 = self.manifest.vocabulary_sha256
         if sha256 != vocabulary.sha256:
             raise UserError(
@@ -144,6 +147,12 @@ class PretrainingDataset:
                 f"{directory}: written with strip_accents={_strips_accents(**tokenizer)}; the "
                 f"configuration has {_strips_accents(**vars(config))}; expected shards and "
                 "configuration that agree (--strip_accents of write_shards)"
+            )
+        # Examples of other programs may have a single segment; their numbers are checked as read.
+        if tokenizer and config.type_vocab_size < 2:
+            raise UserError(
+                f"{directory}: pairs of two segments; the configuration has type_vocab_size="
+                f"{config.type_vocab_size}, expected at least 2"
             )
         if self.max_seq_length > config.max_position_embeddings:
             raise UserError(
@@ -351,7 +360,7 @@ class PretrainingDataset:
         it, and return 0 or NaN on other devices.
         """
         checks = []
-        for name, limit in tf_examples.limits(self.vocab_size, self.max_seq_length).items():
+        for name, limit in self._limits.items():
             if name in examples:
                 values = examples[name]
                 is_bad = (values < 0) | (values >= limit)
