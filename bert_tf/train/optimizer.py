@@ -431,7 +431,7 @@ def adamw_update(
         scalars: float32 `(4,)`: gradient factor, learning rate, 1 - beta_1^t, 1 - beta_2^t.
         **options: beta_1, beta_2, epsilon and decay.
     """
-    is_compiled = max(shape) >= MIN_WIDTH
+    is_compiled = max(shape, default=1) >= MIN_WIDTH  # A scalar has no width.
     known = tuple(shape) if is_compiled else (None,) * len(shape)
     _traced_adamw(is_compiled, known, tuple(sorted(options.items())))(*handles, gradient, scalars)
 
