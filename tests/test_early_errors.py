@@ -195,6 +195,12 @@ CASES = [
     ("bert_tf.convert", {"from": "{}/no_model", "to": "{}/new"}, "no model found"),
     ("bert_tf.pretrain", {**PRETRAIN, "shards": "{}/absent"}, "expected a directory written by"),
     ("bert_tf.pretrain", PRETRAIN, "manifest.json: "),
+    ("bert_tf.pretrain", {**PRETRAIN, "shards": ""}, "--shards is required"),
+    (
+        "bert_tf.pretrain",
+        {"shards": "{}/shards", "config": "", "output_dir": "{}/new"},
+        "expected exactly one of them",
+    ),
     ("bert_tf.inspect_shards", {"shards": "{}/shards"}, "manifest.json: "),
     (
         "bert_tf.inspect_shards",

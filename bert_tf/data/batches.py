@@ -122,9 +122,12 @@ class PretrainingDataset:
     def __init__(self, directory: str, vocabulary: Vocabulary, config: BertConfig) -> None:
         self.manifest = Manifest.load(directory)
         self.manifest.check_complete()
-        self.vocabulary, self.vocab_size = vocabulary, config.vocab_size
+        self.vocabulary = vocabulary
         settings = self.manifest.settings
         self.max_seq_length = settings["max_seq_length"]
+        self._limits = tf_examples.limits(
+            config.vocab_size, self.max_seq_length, config.type_vocab_size
+        )
         sha256 = self.manifest.vocabulary_sha256
         if sha256 != vocabulary.sha256:
             raise UserError(
@@ -138,6 +141,18 @@ class PretrainingDataset:
             raise UserError(
                 f"{directory}: written with do_lower_case={tokenizer['do_lower_case']}; the "
                 f"configuration has {config.do_lower_case}"
+            )
+        if tokenizer and _strips_accents(**tokenizer) != _strips_accents(**vars(config)):
+            raise UserError(
+                f"{directory}: written with strip_accents={_strips_accents(**tokenizer)}; the "
+                f"configuration has {_strips_accents(**vars(config))}; expected shards and "
+                "configuration that agree (--strip_accents of write_shards)"
+            )
+        # Examples of other programs may have a single segment; their numbers are checked as read.
+        if tokenizer and config.type_vocab_size < 2:
+            raise UserError(
+                f"{directory}: pairs of two segments; the configuration has type_vocab_size="
+                f"{config.type_vocab_size}, expected at least 2"
             )
         if self.max_seq_length > config.max_position_embeddings:
             raise UserError(
@@ -345,7 +360,7 @@ class PretrainingDataset:
         it, and return 0 or NaN on other devices.
         """
         checks = []
-        for name, limit in tf_examples.limits(self.vocab_size, self.max_seq_length).items():
+        for name, limit in self._limits.items():
             if name in examples:
                 values = examples[name]
                 is_bad = (values < 0) | (values >= limit)
@@ -358,6 +373,11 @@ class PretrainingDataset:
                 marked = tf.strings.join(["<<", *message, ">>"])
                 checks.append(tf.debugging.Assert(~tf.reduce_any(is_bad), [marked], summarize=1))
         return checks
+
+
+def _strips_accents(do_lower_case, strip_accents=None, **_):
+    """Return whether these settings of a tokenizer remove accents."""
+    return do_lower_case if strip_accents is None else strip_accents
 
 
 def bad_record(error: tf.errors.OpError) -> UserError | None:

@@ -44,12 +44,12 @@ def parser_of(settings: Mapping[str, Any]) -> Callable[[tf.Tensor], dict[str, tf
     return parser(settings["max_seq_length"], settings["max_predictions_per_seq"] * is_masked)
 
 
-def limits(vocab_size: int, max_seq_length: int) -> dict[str, int]:
+def limits(vocab_size: int, max_seq_length: int, type_vocab_size: int = 2) -> dict[str, int]:
     """Return the exclusive upper bound of the values of each feature. The lower bound is 0."""
     return {
         "input_ids": vocab_size,
         "input_mask": 2,
-        "segment_ids": 2,
+        "segment_ids": min(2, type_vocab_size),
         "masked_lm_positions": max_seq_length,
         "masked_lm_ids": vocab_size,
         LABELS: 2,

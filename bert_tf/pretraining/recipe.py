@@ -398,6 +398,7 @@ def dry_run(
 
     It runs every stage, including a resume, and finds the user errors that do not depend on the
     model size, and ends with an estimate of the whole training, on the devices of the settings.
+    These need not exist, so that the toy model is trained on one device of this machine.
     """
     manifest = Manifest.load(settings.shards[0])
     lengths = [Manifest.load(directory).settings["max_seq_length"] for directory in settings.shards]
@@ -413,7 +414,7 @@ def dry_run(
         )
         path = f"{directory}/toy_config.json"
         files.atomic_write_json(path, toy.to_dict())
-        minimum = settings.gradient_accumulation_steps * 2
+        parts = settings.gradient_accumulation_steps
         small = PretrainSettings(
             **{
                 **settings.recorded(),
@@ -422,7 +423,8 @@ def dry_run(
                 "config": path,
                 "output_dir": f"{directory}/run",
                 "phase_steps": ("3",) * len(settings.shards),
-                "global_batch_size": min(settings.global_batch_size, 4 * minimum),
+                "global_batch_size": min(settings.global_batch_size, 8 * parts),
+                "strategy": "none",
                 "save_every": 2,
                 "eval_every": None,
                 "eval_batches": 2,

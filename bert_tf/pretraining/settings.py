@@ -84,7 +84,7 @@ class PretrainSettings:
     )
 
     def __post_init__(self) -> None:
-        if sum(value is not None for value in (self.model_size, self.config, self.init_from)) != 1:
+        if sum(map(bool, (self.model_size, self.config, self.init_from))) != 1:
             raise UserError("--model_size, --config, --init_from: expected exactly one of them")
         check_bounds(self)
         # The dropout seed keeps this number in its lower 32 bits.

@@ -196,7 +196,8 @@ def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
     chosen = {}
     for field, kind in _fields(settings_class):
         value = values[_flag_name(field)].value
-        if value is None and field.default is dataclasses.MISSING:
+        # Empty as well, as of a shell's variable that is not set.
+        if value in (None, "", []) and field.default is dataclasses.MISSING:
             raise UserError(f"--{_flag_name(field)} is required: {field.metadata['help']}")
         chosen[field.name] = tuple(value) if kind is tuple and value is not None else value
     if values.verbosity is not None:

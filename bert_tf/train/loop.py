@@ -48,7 +48,8 @@ class TrainingLoop:
         log: Receives one line per call.
         evaluate: Returns the score and a dict of metrics. The highest score is the best. `None`
             for no evaluation.
-        evaluate_every: Steps between evaluations; the last step is always evaluated.
+        evaluate_every: Steps between evaluations, such as an epoch; the last step is always
+            evaluated. A checkpoint is saved there without `evaluate` as well.
         throughput_unit: "examples" or "tokens", the unit of the logged rate.
         last_step: Step to stop at before `num_train_steps`, the end of a phase.
         flops_per_token: Floating-point operations per token, forward and backward. Adds TFLOP/s to
@@ -124,7 +125,7 @@ class TrainingLoop:
                 unread.append((self._steps(iterator, step, asked, count, norm), count))
                 step += count
                 evaluates, is_last = self._evaluates_at(step), step == end
-                is_saved = evaluates or is_last or step % self.save_every == 0
+                is_saved = is_last or any(step % every == 0 for every in self._save_intervals)
                 is_logged = is_last or step % self.log_every == 0
                 # Results are read one call late, so that a GPU never waits for Python, unless
                 # something is due that needs them.
@@ -213,12 +214,15 @@ class TrainingLoop:
 
     def _steps_until_next_event(self, step, end):
         """Return the number of steps until the next log line, checkpoint, evaluation or end."""
-        intervals = [self.log_every, self.save_every]
-        if self.evaluate is not None:
-            intervals.append(self.evaluate_every)
+        intervals = [self.log_every, *self._save_intervals]
         return min(
             self.steps_per_execution, end - step, *(every - step % every for every in intervals)
         )
+
+    @property
+    def _save_intervals(self):
+        """Steps between checkpoints, and between evaluations, which follow a checkpoint."""
+        return [every for every in (self.save_every, self.evaluate_every) if every]
 
     def _steps(self, iterator, step, is_asked_to_stop, count, norm):
         """Run `count` steps in one call, after one that returned `norm`; translate their errors."""

@@ -322,7 +322,7 @@ class AdamBase(keras.optimizers.Optimizer):
                     self.layer_decay ** self._exponents[id(variable)] * rate,
                     correction_1,
                     correction_2,
-                    self.weight_decay_rate if self.decays(variable) else 0.0,
+                    self.decays(variable),
                 )
                 for handle, old, new in zip(of_variable, before, after, strict=True):
                     value = tf.where(is_applied, new, old)
@@ -384,14 +384,14 @@ class AdamW(AdamBase):
     bias correction makes fine-tuning more stable (Mosbach et al. 2021).
     """
 
-    def _updated(self, weights, m, v, gradient, rate, correction_1, correction_2, decay):
+    def _updated(self, weights, m, v, gradient, rate, correction_1, correction_2, decays):
         """Return the weights and moments after an update with a clipped gradient."""
         return _adamw_values(
             *(weights, m, v, gradient, rate, correction_1, correction_2),
             beta_1=self.beta_1,
             beta_2=self.beta_2,
             epsilon=self.epsilon,
-            decay=decay,
+            decay=self.weight_decay_rate if decays else 0.0,
         )
 
     def _update(self, variable, m, v, gradient, factor, learning_rate):
@@ -431,7 +431,7 @@ def adamw_update(
         scalars: float32 `(4,)`: gradient factor, learning rate, 1 - beta_1^t, 1 - beta_2^t.
         **options: beta_1, beta_2, epsilon and decay.
     """
-    is_compiled = max(shape) >= MIN_WIDTH
+    is_compiled = max(shape, default=1) >= MIN_WIDTH  # A scalar has no width.
     known = tuple(shape) if is_compiled else (None,) * len(shape)
     _traced_adamw(is_compiled, known, tuple(sorted(options.items())))(*handles, gradient, scalars)
 
@@ -491,8 +491,8 @@ class Lamb(AdamBase):
     """LAMB (You et al. 2020, algorithm 2): Adam's update, scaled to the norm of the variable.
 
     u = m_hat / (sqrt(v_hat) + eps) + decay w; w -= rate |w| / |u| u. Keras' Lamb does not include
-    the decay in u. Variables without decay (biases, LayerNorm) are not scaled, as in the released
-    LAMB.
+    the decay in u. Biases and LayerNorm, which have no decay, are not scaled, as in the released
+    LAMB; all other variables are, also with a weight decay of 0.
     """
 
     def _update(self, variable, m, v, gradient, factor, learning_rate):
@@ -505,18 +505,18 @@ class Lamb(AdamBase):
             learning_rate,
             1 - power_1,
             1 - power_2,
-            self.weight_decay_rate if self.decays(variable) else 0.0,
+            self.decays(variable),
         )
         for handle, value in zip(handles, values, strict=True):
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
-    def _updated(self, weights, m, v, gradient, rate, correction_1, correction_2, decay):
+    def _updated(self, weights, m, v, gradient, rate, correction_1, correction_2, decays):
         """Return the weights and moments after an update with a clipped gradient."""
         m = self.beta_1 * m + (1 - self.beta_1) * gradient
         v = self.beta_2 * v + (1 - self.beta_2) * gradient**2
         update = m / correction_1 / (tf.sqrt(v / correction_2) + self.epsilon)
-        if decay:
-            update += decay * weights
+        if decays:  # Scaled also if the rate of decay is 0.
+            update += self.weight_decay_rate * weights
             update_norm, weight_norm = tf.norm(update), tf.norm(weights)
             update *= tf.where(
                 (update_norm > 0) & (weight_norm > 0), weight_norm / update_norm, 1.0

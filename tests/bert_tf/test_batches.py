@@ -181,6 +181,10 @@ def test_settings_that_do_not_fit_are_rejected_with_both_values(shards, copy):
         data_of(shards, vocab_size=99)
     with pytest.raises(UserError, match="do_lower_case=True; the configuration has False"):
         data_of(shards, do_lower_case=False)
+    with pytest.raises(UserError, match="strip_accents=True; the configuration has False"):
+        data_of(shards, strip_accents=False)
+    with pytest.raises(UserError, match="two segments; the configuration has type_vocab_size=1"):
+        data_of(shards, type_vocab_size=1)
     with pytest.raises(UserError, match=r"another vocabulary .* now 60 entries"):
         PretrainingDataset(shards, Vocabulary([*ENTRIES, "more"]), config_of())
     with pytest.raises(UserError, match="nowhere/manifest.json: no such file"):

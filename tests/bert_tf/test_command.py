@@ -177,6 +177,8 @@ def test_flags_become_settings():
     assert command.parse(Settings, ["x", "--name=n", "--verbosity=0"]) == (Settings("n"), True)
     with pytest.raises(UserError, match="--name is required: a name"):
         command.parse(Settings, ["x"])
+    with pytest.raises(UserError, match="--name is required: a name"):
+        command.parse(Settings, ["x", "--name="])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """The fused update of AdamW against its plain formulation in numpy."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from bert_tf.model.fused_kernels import MIN_WIDTH
-from bert_tf.train.optimizer import adamw_update
+from bert_tf.train.optimizer import AdamW, Lamb, adamw_update
 
 
 @pytest.mark.parametrize("width", [3, MIN_WIDTH + 1])
@@ -30,6 +31,14 @@ def test_adamw_by_numpy(decay, width):
     weights = weights - 0.02 * (m / 0.3 / (np.sqrt(v / 0.2) + 1e-3) + decay * weights)
     for variable, expected in zip(variables, (weights, m, v), strict=True):
         np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+def test_a_scalar_is_updated(optimizer_class):
+    """Use a weight such as the temperature of a head of one's own."""
+    temperature = keras.Variable(2.0, dtype="float32", name="bias")
+    optimizer_class(0.1).apply([tf.constant(1.0)], [temperature])
+    assert temperature.numpy() == pytest.approx(1.9, abs=1e-5)
 
 
 def test_reads_before_an_update_keep_their_value():

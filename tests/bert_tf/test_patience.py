@@ -68,7 +68,7 @@ def train(tmp_path, config, vocabulary):
             save_every=3,
             log_every=5,
             log=said.append,
-            evaluate=evaluate,
+            evaluate=evaluate if scores else None,
             evaluate_every=2,
             patience=patience,
         ).train()
@@ -108,6 +108,18 @@ def test_a_run_ends_after_the_given_number_of_evaluations_without_improvement(
     again, said = train(patience=patience)
     assert not [line for line in said if line.startswith("step ")]
     assert lines_of(again) == before and again.checkpoints.steps()[-1] == last
+
+
+def test_without_evaluations_a_checkpoint_is_saved_where_they_would_be(train, monkeypatch):
+    saved, save = [], CheckpointManager.save
+
+    def recorded(self, step, variables):
+        saved.append(step)
+        save(self, step, variables)
+
+    monkeypatch.setattr(CheckpointManager, "save", recorded)
+    train(scores=None)
+    assert saved == [2, 3, 4, 6, 8, 9, 10, 12]
 
 
 def test_a_nan_score_is_no_improvement(train):

@@ -13,6 +13,7 @@ from bert_tf.config import read_json_object
 from bert_tf.data import inspection, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining import recipe
+from bert_tf.pretraining.settings import PretrainCommandSettings
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.train.loop import TrainingLoop
@@ -374,5 +375,27 @@ def test_a_dry_run_covers_every_stage_and_leaves_nothing(directories, tmp_path, 
     assert "all stages completed" in done.stderr
     # The complete estimate of both phases.
     assert done.stderr.count("  steps             10 of 256 examples") == 2
-    assert "312,000" not in done.stderr and "19,500 GFLOP/s in float32" in done.stderr
+    # In the precision that auto selects on this device.
+    assert "312,000 GFLOP/s in bfloat16" in done.stderr and "in float32" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("strategy", "device"), [("tpu", "tpu-v4"), ("multi_worker", "a100")])
+def test_a_dry_run_needs_none_of_the_devices_of_its_estimate(
+    directories, tmp_path, monkeypatch, strategy, device
+):
+    toys, said = [], []
+    monkeypatch.setattr(recipe, "pretrain", lambda settings, log: toys.append(settings))
+    settings = PretrainCommandSettings(
+        shards=(str(directories["shards"]),),
+        output_dir=str(tmp_path / "run"),
+        model_size="tiny",
+        strategy=strategy,
+        global_batch_size=48,
+        device=device,
+        devices=16,
+        dry_run=True,
+    )
+    recipe.dry_run(settings, said.append)
+    assert [(toy.strategy, toy.global_batch_size) for toy in toys] == [("none", 8)] * 2
+    assert "all stages completed" in said[0] and any("device-hours" in line for line in said)

@@ -85,8 +85,8 @@ def test_a_continuous_schedule_reaches_its_peak():
 
 
 @pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
-@pytest.mark.parametrize("bias_correction", [False, True])
-def test_optimizers_equal_numpy_over_100_steps(optimizer_class, bias_correction):
+@pytest.mark.parametrize(("bias_correction", "decay"), [(False, 0.01), (True, 0.01), (False, 0.0)])
+def test_optimizers_equal_numpy_over_100_steps(optimizer_class, bias_correction, decay):
     rng = np.random.default_rng(0)
     shapes = {"kernel": (5, 4), "bias": (4,), "gamma": (4,)}
     start = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -98,7 +98,8 @@ def test_optimizers_equal_numpy_over_100_steps(optimizer_class, bias_correction)
         for step in range(100)
     ]
     variables = [keras.Variable(array, name=name) for name, array in start.items()]
-    optimizer = optimizer_class(WarmupLinearDecay(1e-2, 100, 10), bias_correction=bias_correction)
+    schedule = WarmupLinearDecay(1e-2, 100, 10)
+    optimizer = optimizer_class(schedule, decay, bias_correction=bias_correction)
     for grads in gradients:
         norm = optimizer.apply([tf.constant(grads[name]) for name in shapes], variables)
     rates = [1e-2 * (step / 10 if step < 10 else 1 - step / 100) for step in range(100)]
@@ -108,6 +109,7 @@ def test_optimizers_equal_numpy_over_100_steps(optimizer_class, bias_correction)
         rates,
         decayed={"kernel"},
         bias_correction=bias_correction,
+        decay=decay,
         lamb=optimizer_class is Lamb,
     )
     for variable in variables:
