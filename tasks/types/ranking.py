@@ -30,6 +30,7 @@ from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.rows import FileRows, Source
 from tasks.data.windows import Windows, pair_windows
 from tasks.graph.heads import ChoiceModel
+from tasks.metrics.checks import finite
 from tasks.metrics.retrieval import CUTOFF, ranked, retrieval_metrics
 from tasks.model.task_model import TaskModel
 
@@ -215,7 +216,12 @@ class RankingTask(Task):
         return {**row, "scores": row["scores"][: max(order, default=-1) + 1], "order": order}
 
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return the metrics of `tasks.metrics.retrieval` over the queries."""
+        """Return the metrics of `tasks.metrics.retrieval` over the queries.
+
+        Raises:
+            UserError: If a score is NaN or infinite.
+        """
+        finite(outputs["score"])  # NaN has no order: it would leave the texts as they are.
         relevance, rankings = {}, {}
         rows = zip(data.labels["score"], outputs["score"], strict=True)
         for number, (labels_C, logits_C) in enumerate(rows):

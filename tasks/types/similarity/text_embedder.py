@@ -41,6 +41,7 @@ from tasks.data.readers.rows import (
 from tasks.data.windows import Windows
 from tasks.graph.heads import POOLING
 from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline
+from tasks.metrics.checks import finite
 from tasks.metrics.regression import pearson, spearman
 from tasks.metrics.retrieval import normalized
 from tasks.model.task_model import TaskModel
@@ -550,7 +551,11 @@ def ranks_of_positives(
             a missing text.
         vectors_NCD: Embeddings.
         similarity: A key of SIMILARITIES.
+
+    Raises:
+        UserError: If a vector is not finite, whose similarity is below no other.
     """
+    finite(vectors_NCD.sum(axis=(1, 2)), "vectors")
     anchors_N, own_N = numbers_NC[:, 0], numbers_NC[:, min(1, numbers_NC.shape[1] - 1)]
     if numbers_NC.shape[1] == 1:
         candidates_G, vectors_GD = anchors_N, vectors_NCD[:, 0]
