@@ -28,7 +28,7 @@ from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, check_choice, described
 from tasks.base.task_types import read_rows_of
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
-from tasks.data.readers.memory import as_list, columns_of, without_axis
+from tasks.data.readers.memory import as_list, columns_of, is_missing, without_axis
 from tasks.data.readers.pairs import PAIR_COLUMNS, negative_columns
 from tasks.data.readers.rows import (
     BadRow,
@@ -272,9 +272,7 @@ class SimilarityTask(TextTask):
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
         """Return a score as a float, a class as a string, or None for a pair without a score."""
         if not self.is_scored and value is not None:
-            # NaN and pandas.NA are missing in a DataFrame.
-            is_nan = isinstance(value, float) and math.isnan(value)
-            if is_nan or not isinstance(value, str | int | float):
+            if is_missing(value) or not isinstance(value, str | int | float):
                 raise ValueError(f"expected a class, received {value}")
             value = as_label(str(value))
         self._check_label(value, len(texts["text"]))
@@ -487,8 +485,7 @@ def _lists(column, name):
     """Return a column of texts, lists of texts, or missing values as lists."""
     rows = []
     for row in as_list(column, name):
-        is_missing = row is None or (isinstance(row, float) and math.isnan(row))
-        rows.append([] if is_missing else [row] if isinstance(row, str) else row)
+        rows.append([] if is_missing(row) else [row] if isinstance(row, str) else row)
     return rows
 
 
