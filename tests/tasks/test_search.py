@@ -169,8 +169,8 @@ def test_vectors_of_a_parquet_file(tmp_path):
 
 @pytest.mark.skipif(not importlib.util.find_spec("usearch"), reason="requires usearch")
 class TestIndex:
-    def write(self, directory, count=600):
-        vectors = np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
+    def write(self, directory, count=600, scale=1.0):
+        vectors = np.random.default_rng(0).normal(0, scale, (count, 8)).astype(np.float32)
         np.save(directory / "v.npy", vectors)
         return Vectors(str(directory / "v.npy")), vectors
 
@@ -188,6 +188,11 @@ class TestIndex:
         units = normalized(array)
         by_hand = np.sum(units[rows] * units[:20, np.newaxis], axis=2)
         np.testing.assert_allclose(similarities, by_hand, atol=1e-6)
+
+    def test_an_index_of_long_vectors_is_opened(self, tmp_path):
+        """As of mean_sqrt_len: their squares are no numbers of half precision."""
+        vectors, _ = self.write(tmp_path, count=40, scale=200.0)
+        assert build_index(vectors, index_path(vectors.path), lambda line: None) > 0.95
 
     def test_an_index_of_other_vectors_is_rejected(self, tmp_path):
         vectors, array = self.write(tmp_path)
