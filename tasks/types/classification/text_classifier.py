@@ -163,6 +163,10 @@ class ClassificationTask(LabelledTextTask):
     }
     accuracies = ("label",)
 
+    def __post_init__(self) -> None:
+        if not self.focal_gamma >= 0:
+            raise UserError(f"focal_gamma={self.focal_gamma}: expected a number >= 0")
+
     @classmethod
     def from_data(
         cls,
