@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -222,6 +223,27 @@ def test_recall_by_hand():
     exact = np.array([[0.9, 0.8], [1.0, 1.0]])
     # An equal vector counts as found, a less similar one does not.
     assert recall(exact, np.array([[0.9, 0.8], [1.0, 0.7]])) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("query_prompt", "prompt", "expected"),
+    [
+        (None, None, "query"),
+        (None, "passage", "query"),  # Before rows alone.
+        (None, "sts", "sts"),
+        ("sts", "passage", "sts"),
+    ],
+)
+def test_the_prompt_of_rows_is_that_of_the_query_unless_it_is_one_of_documents(
+    query_prompt, prompt, expected
+):
+    settings = types.SimpleNamespace(query_prompt=query_prompt, prompt=prompt)
+    task = types.SimpleNamespace(prompts={"query": "q: ", "passage": "p: ", "sts": "s: "})
+    embedder = types.SimpleNamespace(task=task)
+    assert search._prompt_of_query(settings, embedder) == expected
+    task.prompts = {"passage": "p: "}
+    if expected == "query":  # Then it is the default prompt.
+        assert search._prompt_of_query(settings, embedder) is None
 
 
 def test_wrong_flags_are_rejected(flags, tmp_path):
