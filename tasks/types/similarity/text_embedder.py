@@ -44,6 +44,7 @@ from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline
 from tasks.metrics.checks import finite
 from tasks.metrics.regression import pearson, spearman
 from tasks.metrics.retrieval import normalized
+from tasks.model.labelled_rows import first_batches, positive
 from tasks.model.task_model import TaskModel
 from tasks.types.similarity.embedding_model import (
     ACTIVATIONS,
@@ -733,7 +734,7 @@ class TextEmbedder(TaskModel):
     def predict(  # type: ignore[override]  # The only output is returned without a dict.
         self,
         x: Any,
-        batch_size: int = ROWS_PER_CALL,
+        batch_size: int | None = None,
         *,
         prompt: str | None = None,
         **kwargs: Any,
@@ -743,10 +744,10 @@ class TextEmbedder(TaskModel):
         Args:
             x: Strings; for pairs a tuple of two lists, a dict or a DataFrame. Or a dict of token
                 ids.
-            batch_size: Rows per call of the traced function.
+            batch_size: Rows per call of the traced function; by default 1024.
             prompt: Name of the prompt before each text, one of `task.prompts`; by default
                 `task.default_prompt`, if the model has one.
-            **kwargs: Arguments of keras.Model.predict, for token ids only.
+            **kwargs: Other arguments, see `TaskModel.predict`.
 
         Raises:
             UserError: If x has no rows, or rows that are no strings, or if there is no such prompt.
@@ -756,6 +757,8 @@ class TextEmbedder(TaskModel):
         text = self.task.prompt_text(prompt)
         if len(self.task.input_names) > 1:
             raise UserError(f"prompt={prompt!r:.80}: expected none with pairs")
+        batch_size = positive("batch_size", ROWS_PER_CALL if batch_size is None else batch_size)
+        x = first_batches(x, kwargs.get("steps"))
         self._warn_if_untrained()
         columns = self._columns(x)
         prompts = [text] * len(columns["text"])
