@@ -21,7 +21,14 @@ from bert_tf.storage import files, paths, strict_json
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base.task_types import check_unlabelled
-from tasks.prediction.retrieval import QUERY_PROMPTS, check_ranker, open_ranker, prompt_of, rerank
+from tasks.prediction.retrieval import (
+    DOCUMENT_PROMPTS,
+    QUERY_PROMPTS,
+    check_ranker,
+    open_ranker,
+    prompt_of,
+    rerank,
+)
 from tasks.prediction.vector_files import ApproximateIndex, Vectors, build_index, index_path
 
 SAMPLE = 32  # Rows that are compared with their vectors.
@@ -76,7 +83,8 @@ class SearchSettings:
         "name of the embedder's prompt before each row; default: its default prompt", None
     )
     query_prompt: str | None = command.flag(
-        "name of the embedder's prompt before the query; default: --prompt, else its prompt query",
+        "name of the embedder's prompt before the query; default: --prompt, unless that is one of "
+        "documents, else its prompt query",
         None,
     )
 
@@ -135,8 +143,7 @@ def main(settings: SearchSettings) -> None:
         settings.max_seq_length,
         prompt=settings.prompt,
     )
-    prompt = settings.query_prompt or settings.prompt or prompt_of(embedder, QUERY_PROMPTS)
-    query_1D = embedder.predict([settings.query], prompt=prompt)
+    query_1D = embedder.predict([settings.query], prompt=_prompt_of_query(settings, embedder))
     strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
     if not vectors.are_at(sample, embedder.predict(texts)):
@@ -158,6 +165,13 @@ def main(settings: SearchSettings) -> None:
         lines = _reranked(settings, lines)
     for line in lines[: settings.top_k]:
         print(strict_json.dumps_result(line, f"{settings.vectors}: row {line['row']}"))
+
+
+def _prompt_of_query(settings, embedder):
+    """Return the name of the prompt before the query, or `None` for the default prompt."""
+    # A prompt for documents, which extract needs, is none for queries.
+    of_rows = None if settings.prompt in DOCUMENT_PROMPTS else settings.prompt
+    return settings.query_prompt or of_rows or prompt_of(embedder, QUERY_PROMPTS)
 
 
 def _texts_of(settings, rows):

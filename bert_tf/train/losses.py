@@ -253,7 +253,8 @@ def _per_text(relevance_BC, logits_BC):
 
 def _mean_of_texts(values_BC, logits_BC):
     """Return means `(B,)` over the texts that are not missing, 0 if all are."""
-    is_text_BC = tf.cast(logits_BC > MASKED_SCORE, tf.float32)
+    # Compared like this, a logit that is NaN is not taken for a missing text, whose loss is 0.
+    is_text_BC = tf.where(logits_BC <= MASKED_SCORE, 0.0, 1.0)
     # At missing texts a loss may be any number, also a large one.
     total_B = tf.reduce_sum(tf.where(is_text_BC > 0, values_BC, 0.0), axis=1)
     return tf.math.divide_no_nan(total_B, tf.reduce_sum(is_text_BC, axis=1))

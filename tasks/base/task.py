@@ -106,6 +106,12 @@ def check_choice(name: str, value: Any, known: Collection[str]) -> None:
         raise UserError(f"{name}={value!r:.80}: expected one of {', '.join(known)}")
 
 
+def check_positive(name: str, value: Any) -> None:
+    """Raise UserError, which names a field, if its value is no integer > 0."""
+    if type(value) is not int or value < 1:
+        raise UserError(f"{name}={value!r:.80}: expected an integer > 0")
+
+
 def cut_lists(row: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return a prediction with the first entries of each list."""
     return {

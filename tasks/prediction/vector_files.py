@@ -212,7 +212,8 @@ class ApproximateIndex:
         if len(self._index) != len(vectors) or self._index.ndim != vectors.size:
             return False
         sample = vectors.sample(SAMPLE)
-        there = np.reshape(self._index.get(sample), (-1, vectors.size))
+        # In half precision, the square of a length of 256 is infinite.
+        there = np.reshape(self._index.get(sample), (-1, vectors.size)).astype(np.float32)
         return vectors.are_at(sample, there)
 
     def nearest(self, queries_QD: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:

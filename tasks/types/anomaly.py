@@ -20,7 +20,7 @@ from bert_tf.model.dense import dense
 from bert_tf.train.losses import identity_loss
 from bert_tf.weights.pretrained_encoder import Encoder
 from tasks.base.plots import Plot, draw_histogram
-from tasks.base.task import OutputSpec, TextTask, described
+from tasks.base.task import OutputSpec, TextTask, check_positive, described
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.rows import (
     BadRow,
@@ -193,6 +193,13 @@ class AnomalyTask(TextTask):
     tunable_fields = ("threshold",)
     predicts_untuned = False
     trains_on_vectors = True
+
+    def __post_init__(self) -> None:
+        check_positive("latent_dim", self.latent_dim)
+        if not 0 <= self.false_alarm_rate <= 1:
+            raise UserError(
+                f"false_alarm_rate={self.false_alarm_rate}: expected a number from 0 to 1"
+            )
 
     def summary(self) -> str:
         """Return the normal labels for the log."""

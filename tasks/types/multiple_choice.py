@@ -98,6 +98,12 @@ class MultipleChoiceTask(Task):
         # top2_gap needs two values; questions may have fewer choices.
         return top2_gap(tf.pad(predictions["probabilities"], [[0, 0], [0, 2]]))
 
+    def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Remove the choices that a batch adds, whose probability is 0."""
+        probabilities = row["probabilities"]
+        count = max((n for n, value in enumerate(probabilities, start=1) if value != 0), default=0)
+        return {**row, "probabilities": probabilities[:count]}
+
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return the accuracy."""
         choices_B = self.predictions({}, data.windows, outputs)["choice"].numpy()

@@ -27,7 +27,15 @@ from bert_tf.text.excerpts import tokenize_ends
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import half_softmax_cross_entropy, half_softmax_divergence
 from tasks.base.plots import Plot, draw_bars
-from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described, top2_gap
+from tasks.base.task import (
+    OutputSpec,
+    Task,
+    Tokenize,
+    check_positive,
+    cut_lists,
+    described,
+    top2_gap,
+)
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list
 from tasks.data.readers.rows import FileRows, Source, raise_bad_rows
@@ -301,6 +309,8 @@ class QuestionAnsweringTask(Task):
         return task
 
     def __post_init__(self) -> None:
+        for name in ("doc_stride", "max_query_length", "max_answer_length"):
+            check_positive(name, getattr(self, name))
         num_others = self.max_query_length + 3
         if self.max_seq_length <= num_others:
             raise UserError(

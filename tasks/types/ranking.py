@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.errors import UserError
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import (
@@ -25,11 +24,20 @@ from bert_tf.train.losses import (
     listwise_softmax_cross_entropy,
     softmax_divergence,
 )
-from tasks.base.task import Loss, OutputSpec, Task, Tokenize, check_choice, top2_gap
+from tasks.base.task import (
+    Loss,
+    OutputSpec,
+    Task,
+    Tokenize,
+    check_choice,
+    check_positive,
+    top2_gap,
+)
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.rows import FileRows, Source
 from tasks.data.windows import Windows, pair_windows
 from tasks.graph.heads import ChoiceModel
+from tasks.metrics.checks import finite
 from tasks.metrics.retrieval import CUTOFF, ranked, retrieval_metrics
 from tasks.model.task_model import TaskModel
 
@@ -73,10 +81,7 @@ class RankingTask(Task):
     def __post_init__(self) -> None:
         for name, known in (("ranking_loss", LOSSES), ("activation", ACTIVATIONS)):
             check_choice(name, getattr(self, name), known)
-        if type(self.texts_per_query) is not int or self.texts_per_query < 1:
-            raise UserError(
-                f"texts_per_query={self.texts_per_query!r:.80}: expected an integer > 0"
-            )
+        check_positive("texts_per_query", self.texts_per_query)
 
     @classmethod
     def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
@@ -215,7 +220,12 @@ class RankingTask(Task):
         return {**row, "scores": row["scores"][: max(order, default=-1) + 1], "order": order}
 
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
-        """Return the metrics of `tasks.metrics.retrieval` over the queries."""
+        """Return the metrics of `tasks.metrics.retrieval` over the queries.
+
+        Raises:
+            UserError: If a score is NaN or infinite.
+        """
+        finite(outputs["score"])  # NaN has no order: it would leave the texts as they are.
         relevance, rankings = {}, {}
         rows = zip(data.labels["score"], outputs["score"], strict=True)
         for number, (labels_C, logits_C) in enumerate(rows):

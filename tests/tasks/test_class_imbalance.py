@@ -174,6 +174,19 @@ def test_of_two_labels_the_rare_one_is_the_second(tmp_path):
     assert from_data(path, threshold_objective="recall=0.5").tunable_fields == ("thresholds",)
 
 
+def test_a_rare_label_in_python_has_a_threshold_too():
+    def create(labels, **options):
+        return ClassificationTask.from_options(max_seq_length=12, labels=labels, **options)
+
+    for labels, rare_label in ((["a", "b", "c"], "c "), ([0, 1, 2], 2), (["a", "b"], "b")):
+        task = create(labels, rare_label=rare_label)
+        assert task.rare_label == task.labels[-1]
+        assert (task.threshold_objective, task.tunable_fields) == ("f1", ("thresholds",))
+    task = create(["a", "b", "c"], rare_label="c", threshold_objective="recall=0.5")
+    assert task.threshold_objective == "recall=0.5"
+    assert create(["a", "b", "c"]).tunable_fields == ()
+
+
 def test_flags_are_rejected_before_any_file_is_read(huggingface_dir, complaints, tmp_path):
     for changes, message in (
         ({"class_weights": ("1", "x")}, "'x': expected a number > 0"),

@@ -116,6 +116,24 @@ def test_missing_texts_of_several_calls_have_the_score_0(task, output):
         assert found[output].tolist() == [[1, 1], [1, 0]]
 
 
+def test_padding_of_longer_questions_is_removed():
+    """A row has as many probabilities as choices, whatever is predicted with it."""
+
+    def serve(prompt, choices):
+        probabilities = tf.cast(choices != "", tf.float32)
+        return {"choice": tf.zeros_like(prompt == "", tf.int32), "probabilities": probabilities}
+
+    task = MultipleChoiceTask(max_seq_length=12)
+    columns = {"prompt": ["a", "b"], "choices": [["c", "", "d"], ["e", "f"]]}
+    for batch_size in (1, 2):
+        rows = Serving(task, {"serving_default": serve}).predict_rows(columns, batch_size)
+        assert [row["probabilities"] for row in rows] == [[1, 0, 1], [1, 1]]
+        assert [row["choice"] for row in rows] == [0, 0]
+    assert task.strip_padding({"choice": -1, "probabilities": [0.0]})["probabilities"] == []
+    row = {"choice": 0, "probabilities": [math.nan, 0.0]}  # Reported as an error later.
+    assert len(task.strip_padding(row)["probabilities"]) == 1
+
+
 @pytest.mark.medium
 def test_each_choice_follows_the_prompt(signatures):
     prediction = signatures["tokenize"](

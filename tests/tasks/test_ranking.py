@@ -132,6 +132,18 @@ def test_metrics_are_of_each_query():
     assert listwise.targets(examples, windows_of([3, 1, 2]))[1]["score"].tolist() == [0, 1, 1]
 
 
+def test_scores_that_are_not_finite_are_no_good_ranking():
+    """Sorting by NaN would keep the order of the file, which often begins with the relevant."""
+    logits = np.array([[np.nan, np.nan, MASKED_SCORE]], np.float32)
+    relevance = np.array([[1, 0, 0]], np.float32)
+    data = type("Data", (), {"labels": {"score": relevance}})
+    with pytest.raises(UserError, match="scores: expected finite numbers, received 2 of 3"):
+        TASK.metrics(data, {"score": logits})
+    for loss in TASK.losses, RankingTask(max_seq_length=12, ranking_loss="listwise").losses:
+        assert np.isnan(loss["score"](relevance, tf.constant(logits)))
+    assert np.isnan(TASK.soft_losses["score"](tf.zeros([1, 3]), tf.constant(logits), 1.0))
+
+
 @pytest.mark.parametrize(
     ("labels", "limit", "kept"),
     [

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -169,8 +170,8 @@ def test_vectors_of_a_parquet_file(tmp_path):
 
 @pytest.mark.skipif(not importlib.util.find_spec("usearch"), reason="requires usearch")
 class TestIndex:
-    def write(self, directory, count=600):
-        vectors = np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
+    def write(self, directory, count=600, scale=1.0):
+        vectors = np.random.default_rng(0).normal(0, scale, (count, 8)).astype(np.float32)
         np.save(directory / "v.npy", vectors)
         return Vectors(str(directory / "v.npy")), vectors
 
@@ -188,6 +189,11 @@ class TestIndex:
         units = normalized(array)
         by_hand = np.sum(units[rows] * units[:20, np.newaxis], axis=2)
         np.testing.assert_allclose(similarities, by_hand, atol=1e-6)
+
+    def test_an_index_of_long_vectors_is_opened(self, tmp_path):
+        """As of mean_sqrt_len: their squares are no numbers of half precision."""
+        vectors, _ = self.write(tmp_path, count=40, scale=200.0)
+        assert build_index(vectors, index_path(vectors.path), lambda line: None) > 0.95
 
     def test_an_index_of_other_vectors_is_rejected(self, tmp_path):
         vectors, array = self.write(tmp_path)
@@ -217,6 +223,27 @@ def test_recall_by_hand():
     exact = np.array([[0.9, 0.8], [1.0, 1.0]])
     # An equal vector counts as found, a less similar one does not.
     assert recall(exact, np.array([[0.9, 0.8], [1.0, 0.7]])) == 0.75
+
+
+@pytest.mark.parametrize(
+    ("query_prompt", "prompt", "expected"),
+    [
+        (None, None, "query"),
+        (None, "passage", "query"),  # Before rows alone.
+        (None, "sts", "sts"),
+        ("sts", "passage", "sts"),
+    ],
+)
+def test_the_prompt_of_rows_is_that_of_the_query_unless_it_is_one_of_documents(
+    query_prompt, prompt, expected
+):
+    settings = types.SimpleNamespace(query_prompt=query_prompt, prompt=prompt)
+    task = types.SimpleNamespace(prompts={"query": "q: ", "passage": "p: ", "sts": "s: "})
+    embedder = types.SimpleNamespace(task=task)
+    assert search._prompt_of_query(settings, embedder) == expected
+    task.prompts = {"passage": "p: "}
+    if expected == "query":  # Then it is the default prompt.
+        assert search._prompt_of_query(settings, embedder) is None
 
 
 def test_wrong_flags_are_rejected(flags, tmp_path):

@@ -108,14 +108,17 @@ def test_wrong_rows_are_refused(untrained, x, y, message):
 
 
 def test_missing_and_numbered_negatives_of_a_table_are_read(model):
+    pandas_na = type("NAType", (), {})()
     table = {
         "anchor": ANCHORS,
         "positive": POSITIVES,
         "negative_1": [None, *NEGATIVES[1:]],
         "negative_2": [float("nan"), " ", "cafe", ""],
+        "negatives": [pandas_na, ["my app"], [], pandas_na],
     }
     rows = model.task.labelled_columns(table)["text"]
-    assert [row[2:] for row in rows] == [[], ["the bill"], ["screen is un", "cafe"], ["cafe"]]
+    expected = [[], ["the bill", "my app"], ["screen is un", "cafe"], ["cafe"]]
+    assert [row[2:] for row in rows] == expected
 
 
 def test_rows_of_dev_data_have_to_fit_the_loss(tmp_path):

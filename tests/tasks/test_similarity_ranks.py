@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bert_tf import UserError
 from tasks.types.similarity.losses import NO_TEXT
 from tasks.types.similarity.text_embedder import ranks_of_positives
 
@@ -38,6 +39,14 @@ def test_an_anchor_of_several_rows_has_all_their_positives():
 def test_equal_vectors_have_no_good_rank():
     vectors = np.ones_like(VECTORS)
     assert ranks_of_positives(NUMBERS, vectors, "cosine")["mrr@10"] == pytest.approx(1 / 4)
+
+
+def test_vectors_that_are_not_finite_have_no_rank():
+    """Comparisons with NaN are false, so that nothing would be before the positive."""
+    vectors = VECTORS.copy()
+    vectors[1, 0, 0] = np.nan
+    with pytest.raises(UserError, match="vectors: expected finite numbers, received 1 of 2"):
+        ranks_of_positives(NUMBERS, vectors, "cosine")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tasks import (
     TextRegressor,
     TokenClassifier,
 )
+from tasks.base.task import task_class
 from tasks.data.examples import Examples
 from tests import small
 from tests.small import TEXTS
@@ -228,6 +229,24 @@ WRONG_OPTIONS = {
 @pytest.mark.parametrize("message", WRONG_OPTIONS)
 def test_wrong_options(weights, message):
     check(message, TextClassifier.from_pretrained, weights, **WRONG_OPTIONS[message])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("classification", {"labels": LABELS, "focal_gamma": -1.0}, "-1.0: expected a number >= 0"),
+        ("span_qa", {"max_answer_length": 0}, "0: expected an integer > 0"),
+        ("span_qa", {"max_query_length": 0}, "0: expected an integer > 0"),
+        ("span_qa", {"doc_stride": 1.5}, "1.5: expected an integer > 0"),
+        ("anomaly", {"latent_dim": 0}, "0: expected an integer > 0"),
+        ("anomaly", {"false_alarm_rate": 5}, "5: expected a number from 0 to 1"),
+        ("ranking", {"texts_per_query": 0}, "0: expected an integer > 0"),
+    ],
+)
+def test_options_have_the_bounds_of_their_flags(kind, options, message):
+    (*_, name) = options
+    options = {"max_seq_length": 128, **options}
+    check(f"{name}={message}", task_class(kind).from_options, **options)
 
 
 def test_unknown_options_are_named_with_those_that_exist(weights):

@@ -116,6 +116,15 @@ def test_fields_without_a_meaning_are_refused(options, message):
         SimilarityTask(max_seq_length=8, **options)
 
 
+def test_arguments_of_predict_are_checked_with_a_prompt_too(config, vocabulary):
+    task = SimilarityTask(max_seq_length=8, prompts={"query": "the "})
+    model = tasks.TextEmbedder(task, config, vocabulary)
+    with pytest.raises(UserError, match="batch_size=0: expected an integer > 0"):
+        model.predict(TEXTS, batch_size=0, prompt="query")
+    with pytest.raises(UserError, match="steps: expected with a dataset only"):
+        model.predict(TEXTS, batch_size=None, prompt="query", steps=1)
+
+
 def test_the_log_of_a_training_names_the_prompt():
     task = SimilarityTask(max_seq_length=8)
     assert task.summary() == ""

@@ -163,6 +163,10 @@ class ClassificationTask(LabelledTextTask):
     }
     accuracies = ("label",)
 
+    def __post_init__(self) -> None:
+        if not self.focal_gamma >= 0:
+            raise UserError(f"focal_gamma={self.focal_gamma}: expected a number >= 0")
+
     @classmethod
     def from_data(
         cls,
@@ -232,6 +236,9 @@ class ClassificationTask(LabelledTextTask):
                 "balanced_sampling=True, which needs none"
             )
         class_imbalance.check_options(class_weights=tuple(map(str, class_weights)), **options)
+        if options.get("rare_label") is not None:
+            options["rare_label"] = as_label(str(options["rare_label"]))
+            options["threshold_objective"] = options.get("threshold_objective") or "f1"
         task = super().from_options(
             max_seq_length=max_seq_length,
             labels=names,
@@ -697,7 +704,7 @@ class TextClassifier(TaskModel):
         balanced_sampling: Draws all classes equally often.
         focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
         prior_bias: Initializes the output biases from class frequencies.
-        rare_label: Label that is predicted from a threshold on.
+        rare_label: Label that is predicted from a threshold on, by default tuned for f1.
         threshold_objective: "f1", "precision=P" or "recall=R": tunes thresholds on validation rows.
         calibrate: Temperature scaling, fitted on validation rows.
     """

@@ -28,7 +28,7 @@ from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, check_choice, described
 from tasks.base.task_types import read_rows_of
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
-from tasks.data.readers.memory import as_list, columns_of, without_axis
+from tasks.data.readers.memory import as_list, columns_of, is_missing, without_axis
 from tasks.data.readers.pairs import PAIR_COLUMNS, negative_columns
 from tasks.data.readers.rows import (
     BadRow,
@@ -41,8 +41,10 @@ from tasks.data.readers.rows import (
 from tasks.data.windows import Windows
 from tasks.graph.heads import POOLING
 from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline
+from tasks.metrics.checks import finite
 from tasks.metrics.regression import pearson, spearman
 from tasks.metrics.retrieval import normalized
+from tasks.model.labelled_rows import first_batches, positive
 from tasks.model.task_model import TaskModel
 from tasks.types.similarity.embedding_model import (
     ACTIVATIONS,
@@ -271,9 +273,7 @@ class SimilarityTask(TextTask):
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
         """Return a score as a float, a class as a string, or None for a pair without a score."""
         if not self.is_scored and value is not None:
-            # NaN and pandas.NA are missing in a DataFrame.
-            is_nan = isinstance(value, float) and math.isnan(value)
-            if is_nan or not isinstance(value, str | int | float):
+            if is_missing(value) or not isinstance(value, str | int | float):
                 raise ValueError(f"expected a class, received {value}")
             value = as_label(str(value))
         self._check_label(value, len(texts["text"]))
@@ -486,8 +486,7 @@ def _lists(column, name):
     """Return a column of texts, lists of texts, or missing values as lists."""
     rows = []
     for row in as_list(column, name):
-        is_missing = row is None or (isinstance(row, float) and math.isnan(row))
-        rows.append([] if is_missing else [row] if isinstance(row, str) else row)
+        rows.append([] if is_missing(row) else [row] if isinstance(row, str) else row)
     return rows
 
 
@@ -550,7 +549,11 @@ def ranks_of_positives(
             a missing text.
         vectors_NCD: Embeddings.
         similarity: A key of SIMILARITIES.
+
+    Raises:
+        UserError: If a vector is not finite, whose similarity is below no other.
     """
+    finite(vectors_NCD.sum(axis=(1, 2)), "vectors")
     anchors_N, own_N = numbers_NC[:, 0], numbers_NC[:, min(1, numbers_NC.shape[1] - 1)]
     if numbers_NC.shape[1] == 1:
         candidates_G, vectors_GD = anchors_N, vectors_NCD[:, 0]
@@ -731,7 +734,7 @@ class TextEmbedder(TaskModel):
     def predict(  # type: ignore[override]  # The only output is returned without a dict.
         self,
         x: Any,
-        batch_size: int = ROWS_PER_CALL,
+        batch_size: int | None = None,
         *,
         prompt: str | None = None,
         **kwargs: Any,
@@ -741,10 +744,10 @@ class TextEmbedder(TaskModel):
         Args:
             x: Strings; for pairs a tuple of two lists, a dict or a DataFrame. Or a dict of token
                 ids.
-            batch_size: Rows per call of the traced function.
+            batch_size: Rows per call of the traced function; by default 1024.
             prompt: Name of the prompt before each text, one of `task.prompts`; by default
                 `task.default_prompt`, if the model has one.
-            **kwargs: Arguments of keras.Model.predict, for token ids only.
+            **kwargs: Other arguments, see `TaskModel.predict`.
 
         Raises:
             UserError: If x has no rows, or rows that are no strings, or if there is no such prompt.
@@ -754,6 +757,8 @@ class TextEmbedder(TaskModel):
         text = self.task.prompt_text(prompt)
         if len(self.task.input_names) > 1:
             raise UserError(f"prompt={prompt!r:.80}: expected none with pairs")
+        batch_size = positive("batch_size", ROWS_PER_CALL if batch_size is None else batch_size)
+        x = first_batches(x, kwargs.get("steps"))
         self._warn_if_untrained()
         columns = self._columns(x)
         prompts = [text] * len(columns["text"])
