@@ -122,6 +122,7 @@ def answering(task, outputs):
     pipeline = types.SimpleNamespace(
         task=task,
         signatures={"serving_default": lambda *texts: task.predictions({}, None, outputs)},
+        token_fillers={},
     )
     source = types.SimpleNamespace(run=types.SimpleNamespace(path="run"))
     return types.SimpleNamespace(task=task, serving=ServingFunctions(pipeline), source=source)

@@ -30,7 +30,7 @@ def stub(prediction, **changes):
     """
     task = ClassificationTask(labels=("a", "b"), max_seq_length=12, **changes)
     signatures = {"serving_default": prediction}
-    pipeline = types.SimpleNamespace(task=task, signatures=signatures)
+    pipeline = types.SimpleNamespace(task=task, signatures=signatures, token_fillers={})
     return types.SimpleNamespace(task=task, serving=ServingFunctions(pipeline))
 
 
