@@ -16,6 +16,7 @@ import functools
 import math
 import os
 import threading
+import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -495,15 +496,16 @@ class TaskModel(keras.Model):
         self, *, loss, is_compiled, gradient_accumulation_steps, loss_weights=None, **arguments
     ):
         """Compile; the arguments are those of Keras, with losses by output."""
-        # Keras would track a dict.
-        given = {
-            **arguments,
-            "loss": loss,
-            "is_compiled": is_compiled,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-            "loss_weights": loss_weights,
-        }
-        object.__setattr__(self, "_compile_arguments", given)
+        # Keras would track a dict, and save the metrics in it under other names than before.
+        self._compile_arguments = types.MappingProxyType(
+            {
+                **arguments,
+                "loss": loss,
+                "is_compiled": is_compiled,
+                "gradient_accumulation_steps": gradient_accumulation_steps,
+                "loss_weights": loss_weights,
+            }
+        )
         optimizer = arguments.get("optimizer")
         if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
             arguments.setdefault("auto_scale_loss", False)  # Keras would scale it again.
