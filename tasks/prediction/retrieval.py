@@ -140,8 +140,10 @@ def open_ranker(path: str) -> TextRanker:
     if _task_type(path) == "ranking":
         return load_model(path)
     pretrained = sources.read_pretrained(path)
-    source = pretrained.task
-    if source is None or source["kind"] != "regression" or len(source["text_columns"]) != 2:
+    source = pretrained.task or {}
+    is_cross_encoder = source.get("kind") == "regression" and len(source["text_columns"]) == 2
+    # Converted rankers say that they are.
+    if not is_cross_encoder and source.get("kind") != "ranking":
         raise UserError(f"--rerank={path}: {_EXPECTED_RANKER}")
     task = RankingTask(
         max_seq_length=source["max_seq_length"], activation=source.get("activation", "identity")

@@ -260,6 +260,16 @@ def test_a_cross_encoder_and_its_run_rerank_alike(tmp_path, config, vocabulary):
     np.testing.assert_allclose(*found, atol=1e-6)
 
 
+def test_a_converted_ranker_reranks(tmp_path, config, vocabulary):
+    of_run = heads.record_of(TASK.to_dict())
+    kernel, _ = write_head(
+        tmp_path / "model", config, vocabulary, "SequenceClassification", 1, **of_run
+    )
+    ranker = open_ranker(str(tmp_path / "model"))
+    assert ranker.task == TASK
+    np.testing.assert_array_equal(ranker.network.head.kernel, kernel)
+
+
 def test_a_ranker_is_a_regressor_for_other_libraries_and_a_ranker_again(config):
     kernel = np.ones((config.hidden_size, 1), np.float32)
     weights = {heads.KERNEL: kernel, heads.BIAS: np.zeros(1, np.float32)}
