@@ -328,6 +328,8 @@ def _check(values, path):
     if values.get("tokenizer"):  # Shards of other programs have none.
         tokenizer = field(values, "tokenizer", dict, path)
         field(tokenizer, "do_lower_case", bool, f"{path}: tokenizer")
+        if tokenizer.get("strip_accents") is not None:
+            field(tokenizer, "strip_accents", bool, f"{path}: tokenizer")
         field(tokenizer, "max_input_chars_per_word", int, f"{path}: tokenizer")
     if "corpus" in values:  # Then all inputs of `plan_sha256` are required.
         for name in ("corpus", "tokenizer", "versions"):
