@@ -350,7 +350,7 @@ class TaskModel(keras.Model):
 
         Returns:
             `{name: array (N, ...)}`; strings are `str`. Lists of different lengths are padded with
-            "" and -1.
+            "" and -1, scores and probabilities of missing texts with 0.
 
         Raises:
             UserError: If x has no rows, or rows that are no strings.
@@ -1075,7 +1075,9 @@ class TaskModel(keras.Model):
         if self.compiled:
             # Not from the Keras config, which has no functions of the user.
             given = self._compile_arguments
-            optimizer = keras.optimizers.get(given["optimizer"])
+            optimizer = given["optimizer"]
+            if not isinstance(optimizer, keras.optimizers.Optimizer):  # Such as a name.
+                optimizer = innermost(self.optimizer)
             # Of variables outside of the scope, such as moments, all replicas would share one copy.
             with self.distribute_strategy.scope():
                 optimizer = type(optimizer).from_config(optimizer.get_config())

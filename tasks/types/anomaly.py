@@ -196,9 +196,9 @@ class AnomalyTask(TextTask):
 
     def __post_init__(self) -> None:
         check_positive("latent_dim", self.latent_dim)
-        if not 0 <= self.false_alarm_rate <= 1:
+        if not 0 < self.false_alarm_rate < 1:
             raise UserError(
-                f"false_alarm_rate={self.false_alarm_rate}: expected a number from 0 to 1"
+                f"false_alarm_rate={self.false_alarm_rate}: expected a number > 0 and < 1"
             )
 
     def summary(self) -> str:

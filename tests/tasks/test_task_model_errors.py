@@ -239,7 +239,7 @@ def test_wrong_options(weights, message):
         ("span_qa", {"max_query_length": 0}, "0: expected an integer > 0"),
         ("span_qa", {"doc_stride": 1.5}, "1.5: expected an integer > 0"),
         ("anomaly", {"latent_dim": 0}, "0: expected an integer > 0"),
-        ("anomaly", {"false_alarm_rate": 5}, "5: expected a number from 0 to 1"),
+        ("anomaly", {"false_alarm_rate": 1}, "1: expected a number > 0 and < 1"),
         ("ranking", {"texts_per_query": 0}, "0: expected an integer > 0"),
     ],
 )
