@@ -441,7 +441,11 @@ def _traced_adamw(is_compiled, shape, options):
     """Return the traced update for a shape; one per rank if it is not compiled."""
     specs = [tf.TensorSpec([], tf.resource)] * 3
     specs += [tf.TensorSpec(shape, tf.float32), tf.TensorSpec([4], tf.float32)]
-    update = functools.partial(_adamw, shape=shape, **dict(options))
+
+    # Not functools.partial, of which TensorFlow takes an empty shape for an argument too many.
+    def update(weights_at, m_at, v_at, gradient, scalars):
+        _adamw(weights_at, m_at, v_at, gradient, scalars, shape=shape, **dict(options))
+
     return tf.function(update, input_signature=specs, jit_compile=is_compiled, autograph=False)
 
 

@@ -268,7 +268,7 @@ def test_the_bytes_are_the_same_in_any_process(run_command, tmp_path):
             "--output=absent/vocab.txt: expected a file in an",
         ),
         ({"input": "setup.py,absent*"}, "--input=absent*: no such file"),
-        ({"input": ""}, "--input: expected text files"),
+        ({"input": ""}, "--input is required: text files"),
         ({"vocab_size": 5}, "--vocab_size=5: expected an integer > 5"),
         ({"input_format": "pdf"}, "should be one of"),
     ],
