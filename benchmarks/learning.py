@@ -158,6 +158,7 @@ def tasks(options, measured, scratch):
                 if metric in trained["metrics"]:
                     values = [trained["metrics"][metric]]
                     measured.add("Learning", f"{name}: {metric}", program, "%", values)
+        measured.save()
 
 
 def precision(options, measured, scratch):

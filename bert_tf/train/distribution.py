@@ -214,35 +214,30 @@ def from_chief(strategy: tf.distribute.Strategy, function: Callable[[], int]) ->
     number = int(function()) if is_chief(strategy) else 0
     if not is_multi_worker(strategy):
         return number
-    results = _of_first_replica(strategy, tf.constant(number, tf.int64))
-    return int(strategy.experimental_local_results(results)[0])
-
-
-@tf.function(autograph=False)
-def _of_first_replica(strategy, number):
-    def on_replica():
-        replica = tf.distribute.get_replica_context()
-        is_first = tf.equal(replica.replica_id_in_sync_group, 0)
-        # All replicas but the first add 0, so the sum broadcasts the chief's number.
-        own = tf.where(is_first, number, tf.zeros_like(number))
-        return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
-
-    return strategy.run(on_replica)
+    # All replicas but the first add 0, so the sum broadcasts the chief's number.
+    return _sum_of_replicas(strategy, number, of_first=True)
 
 
 def in_any_process(strategy: tf.distribute.Strategy, is_true: bool) -> bool:
     """Return whether something is true in any of the processes, which all have to call this."""
     if not is_multi_worker(strategy):
         return is_true
-    results = _sum_of_replicas(strategy, tf.constant(int(is_true), tf.int64))
-    return int(strategy.experimental_local_results(results)[0]) > 0
+    return _sum_of_replicas(strategy, int(is_true), of_first=False) > 0
+
+
+def _sum_of_replicas(strategy, number, of_first):
+    """Return the sum of an int over all replicas, or the first replica's number."""
+    results = _traced_sum(strategy, tf.constant(number, tf.int64), of_first)
+    return int(strategy.experimental_local_results(results)[0])
 
 
 @tf.function(autograph=False)
-def _sum_of_replicas(strategy, number):
+def _traced_sum(strategy, number, of_first):
     def on_replica():
         replica = tf.distribute.get_replica_context()
-        return replica.all_reduce(tf.distribute.ReduceOp.SUM, number)
+        is_added = tf.equal(replica.replica_id_in_sync_group, 0) if of_first else True
+        own = tf.where(is_added, number, tf.zeros_like(number))
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
     return strategy.run(on_replica)
 
