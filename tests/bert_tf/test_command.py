@@ -215,7 +215,9 @@ def test_sigterm_and_ctrl_c_outside_of_training_end_with_the_statuses_of_a_shell
     code = (
         "from bert_tf.system import command; import dataclasses, time\n"
         "@dataclasses.dataclass\nclass Nothing: pass\n"
-        "def main(settings):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        # Short ones: a signal just before the call of sleep takes effect after it.
+        "def main(settings):\n    print('ready', flush=True)\n"
+        "    for _ in range(600): time.sleep(0.1)\n"
         "command.import_tensorflow = lambda verbose: None\n"
         "command.run_main(main, Nothing, 'doc')"
     )
