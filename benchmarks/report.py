@@ -19,6 +19,7 @@ from results import RESULTS, ROOT, UNITS
 OURS, ESTIMATE = "bert_tf", "estimate"
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 BEGIN, END = "<!-- from benchmarks/results -->", "<!-- end -->"
+NO_RUN = "No run is recorded; the command prints the figures of your machine."
 MAX_LINES = 120
 TITLES = {
     "serving": "Serving BERT-base",
@@ -242,7 +243,7 @@ def table_block(records, pattern):
             if rows:
                 corner = f"{source_of(record)}, {machine_title(record)}"
                 lines += ["", *table(rows, corner)]
-    return "\n".join([BEGIN, *lines, "", END])
+    return "\n".join([BEGIN, *(lines or ["", NO_RUN]), "", END])
 
 
 def readme_block(records):
