@@ -1,4 +1,4 @@
-"""What a `fit` counts, sets and changes: steps, schedules, heads, tuned values and the origin."""
+"""State that a `fit` changes: steps, schedules, heads, tuned values and the origin."""
 
 import gc
 import warnings

@@ -1,4 +1,4 @@
-"""What labels given in Python mean: the same in lists and in the batches of a dataset."""
+"""Labels given in Python, which mean the same in lists and in the batches of a dataset."""
 
 import enum
 

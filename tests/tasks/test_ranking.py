@@ -113,7 +113,7 @@ def windows_of(counts):
 
 
 def test_metrics_are_of_each_query():
-    """Of equal logits the last text comes first, as of trec_eval."""
+    """Rank the last of equal logits first, as trec_eval does."""
     examples = Examples({"texts": [["a"] * 3, ["a"], ["a"] * 2]}, [[0, 1, 0], [2], [1, 0]])
     labels, weights = TASK.targets(examples, windows_of([3, 1, 2]))
     assert labels["score"].tolist() == [[0, 1, 0], [2, 0, 0], [1, 0, 0]]
