@@ -93,18 +93,10 @@ def _columns(task, file):
     given = tuple(task.get("pair_columns") or task.get("text_columns", ("text",)))
     label, column = task.get("label_column"), task.get("negatives_column")
     there = _columns_of_first_row(file)
-
-    def negatives():
-        if column:
-            return (column,)
-        # The first row of .jsonl may have none, or fewer than others.
-        found = ("negatives", "negative", *negative_columns(_columns_of_all_rows(file, there)))
-        return tuple(dict.fromkeys(found))
-
     if len(given) == 2:
-        return given, () if label else negatives(), label
+        return given, () if label else _columns_of_negatives(file, column, there), label
     if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
-        return PAIR_COLUMNS, negatives(), None
+        return PAIR_COLUMNS, _columns_of_negatives(file, column, there), None
     # A label column that is named has to be there.
     is_unlabelled = task.get("has_teacher") and label is None and not set(_SCORES) & set(there)
     if is_unlabelled and set(given) <= set(there):
@@ -138,9 +130,12 @@ def _columns_of_first_row(file):
     return ()
 
 
-def _columns_of_all_rows(file, of_first):
-    """Return the columns of any row, which are those of the first one unless it is .jsonl."""
-    if file.suffix != ".jsonl":
-        return of_first
-    rows = (row for _, row in named_rows(file, ()) if not isinstance(row, RowError))
-    return tuple(dict.fromkeys(name for row in rows for name in row))
+def _columns_of_negatives(file, column, of_first_row):
+    """Return the column that is given, or all that may hold negatives."""
+    if column:
+        return (column,)
+    names = of_first_row
+    if file.suffix == ".jsonl":  # Its first row may have none, or fewer than others.
+        rows = (row for _, row in named_rows(file, ()) if not isinstance(row, RowError))
+        names = dict.fromkeys(name for row in rows for name in row)
+    return tuple(dict.fromkeys(("negatives", "negative", *negative_columns(names))))
