@@ -314,7 +314,10 @@ def config_of(
             )
         return source.config
     if settings.config:
-        return BertConfig.load(settings.config)
+        # A bert_config.json of google-research/bert does not say how text is normalized.
+        given = read_json_object(settings.config)
+        case = {name: value for name, value in case_of(manifest).items() if name not in given}
+        return dataclasses.replace(BertConfig.load(settings.config), **case)
     return dataclasses.replace(
         MODEL_SIZES[str(settings.model_size)], vocab_size=len(vocabulary), **case_of(manifest)
     )
@@ -423,6 +426,7 @@ def dry_run(
                 "config": path,
                 "output_dir": f"{directory}/run",
                 "phase_steps": ("3",) * len(settings.shards),
+                "num_train_steps": 3 * len(settings.shards),
                 "global_batch_size": min(settings.global_batch_size, 8 * parts),
                 "strategy": "none",
                 "save_every": 2,

@@ -103,6 +103,13 @@ class PretrainSettings:
                 raise UserError(
                     f"--phase_steps={','.join(self.phase_steps)}: expected integers >= 1"
                 )
+        total = self.phase_ends[-1]
+        default = defaults(PretrainSettings)["num_train_steps"]
+        if self.phase_steps and self.num_train_steps not in (total, default):
+            raise UserError(
+                f"--num_train_steps={self.num_train_steps}: --phase_steps="
+                f"{','.join(self.phase_steps)} are {total} steps in total; omit one of the flags"
+            )
         if self.config and not files.exists(self.config):
             raise UserError(f"--config={self.config}: no such file")
 

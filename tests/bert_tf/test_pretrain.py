@@ -13,7 +13,7 @@ from bert_tf.config import read_json_object
 from bert_tf.data import inspection, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining import recipe
-from bert_tf.pretraining.settings import PretrainCommandSettings
+from bert_tf.pretraining.settings import PretrainCommandSettings, PretrainSettings
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.train.loop import TrainingLoop
@@ -207,6 +207,23 @@ def test_weights_that_do_not_fit_the_shards_are_rejected_in_one_line(
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.parametrize("given", [{}, {"do_lower_case": True}])
+@pytest.mark.parametrize("is_foreign", [True, False])
+def test_a_configuration_of_google_has_the_case_of_the_shards(tmp_path, given, is_foreign):
+    vocabulary = Vocabulary([*ENTRIES, *"ABC"])
+    vocabulary.save(tmp_path / "vocab.txt")
+    manifest = Manifest.describe(tmp_path, vocabulary, 32, 5, [])
+    if not is_foreign:
+        tokenizer = {"do_lower_case": False, "strip_accents": None, "max_input_chars_per_word": 100}
+        manifest = Manifest(tmp_path, {"tokenizer": tokenizer})
+    path = tmp_path / "bert_config.json"
+    path.write_text(json.dumps({"vocab_size": len(vocabulary), **given}))
+    settings = PretrainSettings(shards=(str(tmp_path),), output_dir="run", config=str(path))
+    config = recipe.config_of(settings, None, manifest, vocabulary)
+    assert config.do_lower_case is bool(given)
+    assert config.max_input_chars_per_word == (200 if is_foreign else 100)
+
+
 @pytest.mark.slow
 def test_an_impossible_id_stops_training_with_shard_and_record(directories, tmp_path):
     directory = write_shards(tmp_path / "bad")
@@ -296,6 +313,7 @@ def test_a_run_can_be_on_a_file_system_of_tensorflow(directories, tmp_path, monk
         ({"model_size": "tiny"}, "--model_size, --config, --init_from: expected exactly one"),
         ({"phase_steps": ("1", "2")}, "--phase_steps=1,2: expected an integer per directory of"),
         ({"phase_steps": ("x",)}, "--phase_steps=x: expected integers >= 1"),
+        ({"phase_steps": ("5",)}, "--num_train_steps=8: --phase_steps=5 are 5 steps in total"),
         ({"gradient_accumulation_steps": 5}, "expected a multiple of 1 replicas"),
         ({"steps_per_execution": 0}, "--steps_per_execution=0: expected an integer >= 1"),
         ({"save_every": 0}, "--save_every=0: expected an integer >= 1"),
