@@ -68,12 +68,12 @@ class Pieces(NamedTuple):
 def split_shards(counts: np.ndarray, max_records: int, piece_records: int) -> Pieces:
     """Split shards of more than `max_records` records into pieces of `piece_records`.
 
-    The last piece of a shard may have fewer. `counts` are the numbers of records, int64
-    `(shards,)`.
+    The last piece of a shard may have fewer; an empty shard has no piece. `counts` are the numbers
+    of records, int64 `(shards,)`.
     """
     is_large = counts > max_records
     sizes = np.where(is_large, piece_records, np.maximum(counts, 1))
-    num_pieces = np.maximum(-(-counts // sizes), 1)
+    num_pieces = -(-counts // sizes)
     shards = np.repeat(np.arange(len(counts)), num_pieces)
     numbers = np.arange(len(shards)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
     firsts = numbers * sizes[shards]

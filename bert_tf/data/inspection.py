@@ -216,9 +216,9 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
     names = [name for name in files.listdir(directory) if "tfrecord" in name and name[0] != "."]
     if not names:
         raise UserError(f"{directory}: no TFRecord files; expected names with 'tfrecord'")
-    max_seq_length, max_predictions = _lengths(os.path.join(directory, names[0]))
-    parse = tf_examples.parser(max_seq_length, max_predictions)
     paths = [os.path.join(directory, name) for name in names]
+    max_seq_length, max_predictions = _lengths(paths)
+    parse = tf_examples.parser(max_seq_length, max_predictions)
     totals = [{"records": 0, "tokens": 0, "random_next": 0} for _ in paths]
     for number, examples in read_shards(paths, parse):
         of_shard = totals[number]
@@ -250,13 +250,16 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
     return manifest
 
 
-def _lengths(path):
-    """Return max_seq_length and max_predictions_per_seq of the first record of a file."""
-    try:
-        record = next(iter(tf.data.TFRecordDataset(path)), None)
-        example = tf.train.Example.FromString(record.numpy() if record is not None else b"")
-    except (tf.errors.OpError, ValueError):
-        raise UserError(f"{path}: not a TFRecord file of tf.train.Examples") from None
+def _lengths(paths):
+    """Return max_seq_length and max_predictions_per_seq of the first record of the files."""
+    for path in paths:
+        try:
+            record = next(iter(tf.data.TFRecordDataset(path)), None)
+            example = tf.train.Example.FromString(record.numpy() if record is not None else b"")
+        except (tf.errors.OpError, ValueError):
+            raise UserError(f"{path}: not a TFRecord file of tf.train.Examples") from None
+        if record is not None:
+            break
     has = example.features.feature
     expected = (*tf_examples.INPUTS, *tf_examples.MASKS, tf_examples.LABELS)
     if missing := [name for name in expected if name not in has]:

@@ -387,6 +387,20 @@ def test_shards_of_other_programs_get_a_manifest(copy, tmp_path, run_command):
     assert not (directory / "manifest.json").exists()
 
 
+def test_empty_files_among_the_shards_of_other_programs_add_no_examples(copy, monkeypatch):
+    everything = as_bytes(rows(data_of(copy).evaluation_batches(50, pad_examples)))
+    (copy / "manifest.json").unlink()
+    for name in ("a", "examples-00001", "z"):
+        (copy / f"{name}.tfrecord").touch()
+    inspection.write_manifest(str(copy), Vocabulary(ENTRIES))
+    data = data_of(copy)
+    assert as_bytes(rows(data.evaluation_batches(50, pad_examples))) == everything
+    monkeypatch.setattr(module, "BLOCK_EXAMPLES", len(data))
+    batches = data.training_batches(data.position(5, 0), len(data), pad_examples)
+    for epoch in batches.take(4).as_numpy_iterator():
+        assert sorted(as_bytes(epoch)) == sorted(everything)
+
+
 def test_ids_beyond_32_bits_and_below_0_are_rejected(copy):
     """Check that both write_manifest and training report the value stored in the file."""
     path = second_shard(copy)

@@ -162,7 +162,7 @@ def test_offsets_of_records_are_found_in_buffers_of_any_size(tmp_path, monkeypat
 
 def test_shards_of_up_to_a_block_are_not_split():
     found = split_shards(np.array([0, 5, 8, 9, 16, 1]), max_records=8, piece_records=4)
-    assert found.shards.tolist() == [0, 1, 2, 3, 3, 3, 4, 4, 4, 4, 5]
-    assert found.firsts.tolist() == [0, 0, 0, 0, 4, 8, 0, 4, 8, 12, 0]
-    assert found.records.tolist() == [0, 5, 8, 4, 4, 1, 4, 4, 4, 4, 1]
-    assert np.flatnonzero(found.is_part).tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert found.shards.tolist() == [1, 2, 3, 3, 3, 4, 4, 4, 4, 5]
+    assert found.firsts.tolist() == [0, 0, 0, 4, 8, 0, 4, 8, 12, 0]
+    assert found.records.tolist() == [5, 8, 4, 4, 1, 4, 4, 4, 4, 1]
+    assert np.flatnonzero(found.is_part).tolist() == [2, 3, 4, 5, 6, 7, 8]
