@@ -92,9 +92,22 @@ def write_shards(
         )
     if were_missing:
         log(_summary(manifest))
-    if warning := manifest.next_sentence_warning():
-        log(f"warning: {warning}")
+    for warning in (too_few_predictions(settings), manifest.next_sentence_warning()):
+        if warning:
+            log(f"warning: {warning}")
     return manifest
+
+
+def too_few_predictions(settings: WriteShardsSettings) -> str | None:
+    """Return a warning if full examples have fewer predictions than their fraction asks for."""
+    length, limit = settings.max_seq_length, settings.max_predictions_per_seq
+    expected = round(length * settings.masked_lm_prob)
+    if limit >= expected:
+        return None
+    return (
+        f"--max_predictions_per_seq={limit}: predicts at most {limit / length:.1%} of {length} "
+        f"tokens; --masked_lm_prob={settings.masked_lm_prob:g} asks for {expected} tokens"
+    )
 
 
 def check_index(index: DocumentIndex, settings: WriteShardsSettings) -> None:

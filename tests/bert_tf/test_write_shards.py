@@ -90,6 +90,21 @@ def test_documents_of_one_sentence_are_reported_with_the_shards(tmp_path, monkey
     assert said[-1].startswith("warning: ") and "most documents have one sentence" in said[-1]
 
 
+@pytest.mark.parametrize(("most", "is_reported"), [(4, True), (5, False)])
+def test_too_few_predictions_per_example_are_reported(
+    corpus, tmp_path, monkeypatch, most, is_reported
+):
+    said = []
+    monkeypatch.setattr(jobs, "run", run_here)
+    settings = settings_of(corpus, tmp_path / "shards", max_predictions_per_seq=most)
+    writing.write_shards(settings, said.append)
+    warning = (
+        "warning: --max_predictions_per_seq=4: predicts at most 12.5% of 32 tokens; "
+        "--masked_lm_prob=0.15 asks for 5 tokens"
+    )
+    assert [line for line in said if "warning" in line] == [warning] * is_reported
+
+
 @pytest.mark.slow
 def test_killed_and_stopped_it_resumes_with_the_missing_shards(corpus, tmp_path, run_command):
     corpus = {**corpus, "input": str(write_corpus(tmp_path / "more.txt", 400))}
