@@ -344,6 +344,19 @@ def word_length_warning(config: BertConfig, manifest: Manifest) -> list[str]:
     ]
 
 
+def warmup_warning(settings: PretrainSettings) -> list[str]:
+    """Return a line if the training ends before its peak learning rate, else none."""
+    steps = settings.phase_ends[-1]
+    if settings.warmup_steps < steps:
+        return []
+    rate = float(_schedule(settings, steps)(steps - 1))
+    return [
+        f"warning: --warmup_steps={settings.warmup_steps}: the training ends at step {steps}, at a "
+        f"learning rate of {rate:.3g} instead of {settings.learning_rate:.3g}; expected fewer "
+        "warmup steps, such as a tenth of the training"
+    ]
+
+
 def _read_verified(path):
     """Return what `Manifest.check_files` returned at the last start of a run."""
     try:
@@ -376,6 +389,7 @@ def _plan(settings, config, model, phases, replicas, origin):
         )
         yield from word_length_warning(config, data.manifest)
         first_step = last_step
+    yield from warmup_warning(settings)
     manifests = [data.manifest for data in phases]
     peak = step_memory(_step_sizes(settings, config, manifests, replicas))["peak"]
     yield f"about {peak / 1e9:.1f} GB per replica, excluding TensorFlow itself"
@@ -427,6 +441,7 @@ def dry_run(
                 "output_dir": f"{directory}/run",
                 "phase_steps": ("3",) * len(settings.shards),
                 "num_train_steps": 3 * len(settings.shards),
+                "warmup_steps": min(settings.warmup_steps, 2),
                 "global_batch_size": min(settings.global_batch_size, 8 * parts),
                 "strategy": "none",
                 "save_every": 2,
@@ -450,6 +465,7 @@ def _estimate(settings):
     config = config_of(settings, source, manifests[0], manifests[0].vocabulary())
     precision = planned_precision(settings.precision, settings.typical())
     settings = dataclasses.replace(settings, precision=precision)
+    yield from warmup_warning(settings)
     first_step = 0
     for manifest, last_step in zip(manifests, settings.phase_ends, strict=True):
         sizes = _step_sizes(settings, config, [manifest], settings.devices)

@@ -158,6 +158,7 @@ def test_it_starts_from_given_weights_and_heads(directories, tmp_path):
     directory = first.checkpoints.path(8)
     assert second.train["origin"] == f"run {directory}"
     assert f" parameters, run {directory}; uncased" in said[0]
+    assert "--warmup_steps=1: the training ends at step 1, at a learning rate of 0" in said[2]
 
 
 @pytest.mark.medium
@@ -362,6 +363,25 @@ def test_another_number_of_steps_is_logged_with_its_rates_and_recorded_once(
     assert recipe._change_steps(run, longer, 8) is None
     with pytest.raises(UserError, match="--seed: was 0"):
         run.check_resumable(dataclasses.replace(longer, seed=1).recorded(), None)
+
+
+def test_a_training_that_ends_in_the_warmup_is_reported(directories, tmp_path, monkeypatch):
+    settings = PretrainCommandSettings(
+        shards=(str(directories["shards"]),),
+        output_dir=str(tmp_path / "run"),
+        model_size="tiny",
+        num_train_steps=800,
+        dry_run=True,
+        device="a100",
+    )
+    toys, said = [], []
+    monkeypatch.setattr(recipe, "pretrain", lambda settings, log: toys.append(settings))
+    recipe.dry_run(settings, said.append)
+    (warning,) = (line for line in said if line.startswith("warning"))
+    assert "--warmup_steps=10000: the training ends at step 800, at a learning" in warning
+    assert "rate of 7.99e-06 instead of 0.0001" in warning  # 799 / 10,000 of the peak.
+    others = [dataclasses.replace(settings, warmup_steps=799), *toys]
+    assert [recipe.warmup_warning(other) for other in others] == [[]] * 3
 
 
 @pytest.mark.slow
