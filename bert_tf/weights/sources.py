@@ -307,6 +307,8 @@ def _read(path, config_file, vocab_file, labels, pairs):
             if reader is huggingface:
                 activation = sentence_transformers.head_activation(where, stored.values)
             task, head = heads.read_head(weights, stored.values, limit, labels, pairs, activation)
+            if heads.reads_pairs(task) and config.type_vocab_size < 2:
+                raise UserError("pairs of texts require two segments; type_vocab_size is 1")
             weights |= head
             found["task"] = task
     except UserError as error:
