@@ -59,6 +59,7 @@ def write(
     kinds=("Transformer", "Pooling"),
     pooling=POOLING,
     dense=DENSE,
+    normalize=None,
     tensors=None,
     encoder=None,
     model=MODEL,
@@ -75,6 +76,7 @@ def write(
         kinds: Modules.
         pooling: Configuration of Pooling.
         dense: Configuration of Dense.
+        normalize: Configuration of Normalize, or None for no file.
         tensors: Tensors of Dense.
         encoder: Content of sentence_bert_config.json, or None for no file.
         model: Content of config_sentence_transformers.json, or None for no file.
@@ -89,6 +91,8 @@ def write(
         modules.append({"idx": number, "name": str(number), "path": path, "type": names[kind]})
         if kind == "Pooling":
             write_json(directory / path / "config.json", pooling)
+        elif kind == "Normalize" and normalize is not None:
+            write_json(directory / path / "config.json", normalize)
         elif kind == "Dense":
             write_json(directory / path / "config.json", dense)
             arrays = dense_tensors() if tensors is None else tensors

@@ -178,6 +178,12 @@ def is_binary(task: Mapping[str, Any]) -> bool:
     return task["kind"] == "classification" and len(labels) == 2 and not task.get("multi_label")
 
 
+def reads_pairs(task: Mapping[str, Any]) -> bool:
+    """Return True for a task whose sequences are two texts, the second one with segment 1."""
+    of_kind = task["kind"] in ("span_qa", "multiple_choice", "ranking")
+    return of_kind or len(task.get("text_columns", ())) > 1
+
+
 def record_of(task: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of config.json that keeps a task for `read_head`."""
     return {"task_specific_params": {_RECORD: dict(task)}}

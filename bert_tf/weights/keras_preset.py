@@ -58,7 +58,8 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
     """Read configuration and vocabulary without the weights; `None` for the name of a preset.
 
     The backbone's GELU is the tanh form. Unlike here, its tokenizer keeps accents even in uncased
-    presets. The weights are Google's, trained without accents, so accents follow the case here.
+    presets. The weights are Google's, trained without accents, so accents follow the case here,
+    unless a cased preset strips them.
 
     Raises:
         UserError: A file is missing or invalid, or it is not a BERT backbone.
@@ -74,7 +75,8 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
     backbone = field(values, "config", dict, str(path))
     tokenizer_path = preset / "tokenizer.json"
     tokenizer = field(read_json_object(tokenizer_path), "config", dict, str(tokenizer_path))
-    dropout = backbone.get("dropout", 0.1)
+    dropout, lower = backbone.get("dropout", 0.1), tokenizer.get("lowercase", False)
+    strips = True if tokenizer.get("strip_accents") and not lower else None
     sizes = {name: field(backbone, key, int, str(path)) for name, key in BACKBONE_KEYS.items()}
     config = BertConfig.from_dict(
         {
@@ -84,7 +86,8 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
             "attention_probs_dropout_prob": dropout,
             "max_position_embeddings": backbone.get("max_sequence_length", 512),
             "type_vocab_size": backbone.get("num_segments", 2),
-            "do_lower_case": tokenizer.get("lowercase", False),
+            "do_lower_case": lower,
+            "strip_accents": strips,
             "max_input_chars_per_word": MAX_INPUT_CHARS_PER_WORD,
         },
         where=str(path),

@@ -54,11 +54,8 @@ HEAD_ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "identity"}  # Of cross-en
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 # Settings of a module or encoder, accepted only with the values that we implement.
 _OF_POOLING = {"include_prompt": True}
-_OF_DENSE = {
-    "module_input_name": "sentence_embedding",
-    "module_output_name": "sentence_embedding",
-    "use_residual": False,
-}
+_OF_NORMALIZE = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding")
+_OF_DENSE = {**_OF_NORMALIZE, "use_residual": False}
 _OF_ENCODER = {
     "transformer_task": "feature-extraction",
     "modality_config": {
@@ -67,6 +64,7 @@ _OF_ENCODER = {
     "module_output_name": "token_embeddings",
     "processing_kwargs": {},
     "tokenizer_name_or_path": None,
+    **dict.fromkeys(("query_length", "document_length", "query_expansion")),
 }
 _SEQUENCE = "expected Transformer, Pooling, any number of Dense, and at most one Normalize at last"
 
@@ -113,6 +111,9 @@ def settings_of(path: pathlib.Path) -> dict[str, Any]:
     modules = _modules(path)
     encoder, pooling = modules[0][1], modules[1][1]
     dense = [_dense_config(where) for kind, where in modules if kind == "Dense"]
+    if modules[-1][0] == "Normalize":
+        file = modules[-1][1] / "config.json"
+        _check_required(object_in(file), _OF_NORMALIZE, file)
     settings = {
         "kind": KIND,
         "pooling": _pooling(read_json_object(pooling / "config.json"), pooling),
@@ -197,11 +198,18 @@ def head_activation(path: pathlib.Path, values: Mapping[str, Any]) -> str | None
 
     It is "sigmoid", "identity", or the name of another one. `values` are those of config.json,
     where versions before 6 have it.
+
+    Raises:
+        UserError: A setting of the cross-encoder changes its scores and cannot be honoured.
     """
-    is_cross_encoder = _model_type(path) == "CrossEncoder"
+    settings = object_in(path / CONFIG) if _model_type(path) == "CrossEncoder" else {}
+    if settings:
+        _check_required(settings, {"default_prompt_name": None}, path / CONFIG, "scores")
+        file = path / ENCODER_CONFIG
+        _check_required(object_in(file), {"processing_kwargs": {}}, file, "scores")
     entry = values.get("sentence_transformers")
     found = [
-        object_in(path / CONFIG).get("activation_fn") if is_cross_encoder else None,
+        settings.get("activation_fn"),
         entry.get("activation_fn") if isinstance(entry, dict) else None,
         values.get("sbert_ce_default_activation_function"),
     ]
@@ -317,7 +325,7 @@ def _of_model(path):
     return {"prompts": prompts, "default_prompt": default, "similarity": similarity}
 
 
-def _check_required(values, required, where):
+def _check_required(values, required, where, changed="vectors"):
     for name, expected in required.items():
         if (value := values.get(name)) not in (None, expected):
-            raise not_supported(where, name, value, expected, "vectors")
+            raise not_supported(where, name, value, expected, changed)

@@ -144,7 +144,10 @@ def open_ranker(path: str) -> TextRanker:
     is_cross_encoder = source.get("kind") == "regression" and len(source["text_columns"]) == 2
     # Converted rankers say that they are.
     if not is_cross_encoder and source.get("kind") != "ranking":
-        raise UserError(f"--rerank={path}: {_EXPECTED_RANKER}")
+        raise UserError(
+            f"--rerank={path}: {_EXPECTED_RANKER}; one whose directory names no activation has to "
+            "be converted with bert-tf convert --pairs"
+        )
     task = RankingTask(
         max_seq_length=source["max_seq_length"], activation=source.get("activation", "identity")
     )
@@ -252,18 +255,21 @@ def rank_documents(
     dataset: RetrievalDataset,
     queries: dict[str, str],
     log: Callable[[str], None],
+    relevance: Relevance | None = None,
 ) -> dict[str, list[str]]:
     """Return the ids of the most similar documents of each query, the best first.
 
     Documents are read, embedded and compared block by block. A document that has the id of its
-    query is not a result, as in BEIR, whose queries are documents in some datasets. Queries and
-    documents follow the embedder's prompts for them.
+    query is not a result, as in BEIR, whose queries are documents in some datasets. It is one if it
+    is relevant to the query: both then have numbers of their own. Queries and documents follow the
+    embedder's prompts for them.
 
     Args:
         embedder: The embedder.
         dataset: Source of the documents.
         queries: Text by id.
         log: Callable that takes log lines.
+        relevance: Relevance by document by query.
 
     Raises:
         UserError: If a vector is not finite, or the embedder's similarity is a distance.
@@ -284,8 +290,13 @@ def rank_documents(
 
     documents = vectors_in_blocks(embedder, texts(), total, "documents", log, DOCUMENT_PROMPTS)
     indices_QK, _ = nearest_in_blocks(documents, queries_QD, DEPTH + 1, similarity == "cosine")
+    judged = relevance or {}
     return {
-        query: [names[index] for index in indices_K if names[index] != query][:DEPTH]
+        query: [
+            name
+            for name in map(names.__getitem__, indices_K)
+            if name != query or judged.get(query, {}).get(name, 0) > 0
+        ][:DEPTH]
         for query, indices_K in zip(queries, indices_QK.tolist(), strict=True)
     }
 
@@ -305,5 +316,5 @@ def evaluate_retrieval(
         log: Callable that takes log lines.
     """
     queries = dataset.judged_queries(relevance)
-    rankings = rank_documents(embedder, dataset, queries, log)
+    rankings = rank_documents(embedder, dataset, queries, log, relevance)
     return retrieval_metrics(relevance, rankings)

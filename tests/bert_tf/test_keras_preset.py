@@ -118,6 +118,21 @@ def test_the_activation_of_a_classifier_says_what_its_outputs_are(
 
 
 @pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"lowercase": True, "strip_accents": False}, (True, None)),
+        ({"lowercase": False, "strip_accents": True}, (False, True)),
+    ],
+)
+def test_a_cased_preset_may_strip_accents(tmp_path, config, settings, expected):
+    write(tmp_path / "preset", config, small.random_weights(config))
+    values = {"class_name": "BertTokenizer", "config": settings}
+    (tmp_path / "preset" / "tokenizer.json").write_text(json.dumps(values))
+    read = read_pretrained(tmp_path / "preset").config
+    assert (read.do_lower_case, read.strip_accents) == expected
+
+
+@pytest.mark.parametrize(
     ("preprocessor", "expected"), [({"sequence_length": 9}, 9), ({}, 16), (None, 16)]
 )
 def test_the_length_is_that_of_the_preprocessor(tmp_path, config, preprocessor, expected):

@@ -178,6 +178,11 @@ REFUSED = {
     ),
     "length": ({"encoder": {"max_seq_length": 3}}, "max_seq_length=3: expected an integer >= 4"),
     "task": ({"encoder": {"transformer_task": "fill-mask"}}, "transformer_task='fill-mask' is not"),
+    "query": ({"encoder": {"query_length": 32}}, "query_length=32 is not supported, because it"),
+    "tokens": (
+        {"kinds": ALL, "normalize": {"module_input_name": "token_embeddings"}},
+        "3_Normalize/config.json: module_input_name='token_embeddings' is not supported",
+    ),
 }
 
 
@@ -265,6 +270,26 @@ def test_another_activation_of_a_cross_encoder_is_named(tmp_path, config, vocabu
     pretrained = read_pretrained(path)
     assert pretrained.task is None
     assert "activation Tanh: expected one of identity, sigmoid" in pretrained.origin
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 8}}}),
+    ],
+)
+def test_what_changes_scores_is_refused_by_name(tmp_path, config, vocabulary, file, values):
+    path = tmp_path / "model"
+    write_head(path, config, vocabulary, "SequenceClassification", 1)
+    model = {"model_type": "CrossEncoder", "prompts": {"query": "the "}}
+    st_files.write_json(path / "config_sentence_transformers.json", model)
+    st_files.write_json(path / file, {**model, **values})
+    pretrained = read_pretrained(path)
+    assert pretrained.task is None
+    (name,) = values
+    assert f"{file}: {name}=" in pretrained.unused_tensors[0]
+    assert "is not supported, because it changes scores" in pretrained.unused_tensors[0]
 
 
 def write_converted(pretrained, tmp_path):

@@ -1,5 +1,6 @@
 """Heads of fine-tuned models: their tasks, labels and weights, and incomplete sources."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -305,3 +306,23 @@ def test_what_the_files_of_a_run_say_is_not_given_for_it(tmp_path, config, vocab
         with pytest.raises(UserError, match=message):
             read()
     assert read_pretrained(tmp_path / "run").config == config
+
+
+@pytest.mark.parametrize(
+    ("model", "units", "pairs"),
+    [
+        ("SequenceClassification", 3, True),
+        ("QuestionAnswering", 2, False),
+        ("MultipleChoice", 1, False),
+    ],
+)
+def test_a_head_of_pairs_is_not_used_with_one_segment(
+    tmp_path, config, vocabulary, model, units, pairs
+):
+    config = dataclasses.replace(config, type_vocab_size=1)
+    write_head(tmp_path / "model", config, vocabulary, model, units)
+    pretrained = read_pretrained(tmp_path / "model", pairs=pairs)
+    assert pretrained.task is None and "classifier/kernel" not in pretrained.weights
+    assert "pairs of texts require two segments; type_vocab_size is 1" in pretrained.origin
+    if pairs:
+        assert read_pretrained(tmp_path / "model").task["text_columns"] == ["text"]

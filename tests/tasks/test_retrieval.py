@@ -12,7 +12,7 @@ from bert_tf.system import command
 from tasks import TextEmbedder, evaluate
 from tasks.data.readers.retrieval import RetrievalDataset
 from tasks.prediction import retrieval
-from tasks.prediction.retrieval import open_embedder, rank_documents
+from tasks.prediction.retrieval import evaluate_retrieval, open_embedder, rank_documents
 from tasks.types.ranking import RankingTask
 from tests.small import write_beir
 
@@ -62,6 +62,26 @@ def test_documents_are_ranked_by_similarity(beir, monkeypatch):
         "q2": ["d4", "d1", "q1", "d2"],
         "q1": ["d4", "d1", "d2"],
     }
+
+
+def test_a_relevant_document_with_the_id_of_its_query_is_a_result(tmp_path):
+    """Queries and documents that are numbered from 0, and a query that is a document."""
+    documents = {"0": "high", "1": "open", "2": "broken"}
+    queries = {"0": "a bill", "1": "open", "2": "a screen"}
+    relevance = {"0": {"0": 1}, "1": {"0": 2, "1": 0}, "2": {"0": 1}}
+    beir = write_beir(tmp_path / "beir", documents, queries, relevance)
+    vectors = {
+        "high": [1, 0],
+        "open": [0, 1],
+        "broken": [1, 1],
+        "a bill": [2, 0],
+        "a screen": [1, 1],
+    }
+    found = evaluate_retrieval(
+        Embedder(vectors), RetrievalDataset.open(beir), relevance, lambda line: None
+    )
+    assert found["recall@1"] == pytest.approx(2 / 3)  # Of "open", broken is the most similar one.
+    assert found["map"] == pytest.approx((1 + 1 / 2 + 1) / 3)
 
 
 @pytest.mark.parametrize(
