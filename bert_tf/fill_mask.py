@@ -29,6 +29,7 @@ class FillMaskSettings:
 
     def __post_init__(self) -> None:
         command.check_bounds(self)
+        command.check_text("text", self.text)
         if "[MASK]" not in self.text:
             raise UserError(f"--text={self.text!r:.80}: expected a text with [MASK]")
 

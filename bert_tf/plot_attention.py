@@ -32,6 +32,8 @@ class PlotAttentionSettings:
 
     def __post_init__(self) -> None:
         command.check_bounds(self)
+        command.check_text("text", self.text)
+        command.check_text("text_b", self.text_b)
         if not self.output.endswith((".png", ".html")):
             raise UserError(f"--output={self.output}: expected a .png or .html file")
         if self.output.endswith(".html") and (self.layer, self.head) != (None, None):

@@ -58,9 +58,9 @@ class EvaluateSettings:
         if self.is_retrieval:
             check_embedder(self.run, self.checkpoint)
             dataset = RetrievalDataset.open(self.data, self.qrels)
-            dataset.judged_queries(read_qrels(dataset.qrels))
-            for _ in dataset.documents():
-                pass
+            relevance = read_qrels(dataset.qrels)
+            dataset.judged_queries(relevance)
+            dataset.check_documents(relevance)
             return None
         run = check_run(self.run, self.checkpoint)
         if run is None or run.task is None:

@@ -92,6 +92,14 @@ def check_bounds(settings: Any) -> None:
             )
 
 
+def check_text(name: str, text: str | None) -> None:
+    """Raise UserError if the text of a flag is not UTF-8, as of a terminal with another locale."""
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        raise UserError(f"--{name}: expected UTF-8, received {text!r:.80}") from None
+
+
 def check_types(settings: Any, settings_class: type) -> None:
     """Check types and choices of settings that are given in Python instead of as flags.
 

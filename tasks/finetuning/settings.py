@@ -265,7 +265,9 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         self.runs()  # Reports a value that is invalid for a run now, not when its turn comes.
 
     def _check_data(self):
-        if len(self.labels) == 1 or len(set(map(as_label, self.labels))) != len(self.labels):
+        # Of entities, one type is enough.
+        is_single = len(self.labels) == 1 and self._dataset.kind == "classification"
+        if is_single or len(set(map(as_label, self.labels))) != len(self.labels):
             raise UserError(
                 f"--labels={','.join(self.labels)}: expected at least two different labels"
             )

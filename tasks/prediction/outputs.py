@@ -16,6 +16,7 @@ import glob
 import itertools
 import json
 import os
+import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -38,6 +39,7 @@ from bert_tf.storage.strict_json import field
 from bert_tf.system.command import flag, import_tensorflow
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
+from bert_tf.weights import google, huggingface
 from bert_tf.weights.sentence_transformers import KIND
 from tasks.base.task_types import default_settings, read_rows_of
 from tasks.data.readers.glue import GLUE, check_submission, submission_lines
@@ -418,11 +420,13 @@ class OutputJob(abc.ABC):
     """A model and what it computes for each row. It is pickled.
 
     Attributes:
+        model: Path of the model, or its name.
         batch_size: Rows per batch.
         file_format: "jsonl" or "parquet"; of a model with one output, a vector, also "npy", which
             allows no bad rows.
     """
 
+    model: str
     batch_size: int
     file_format: str
 
@@ -552,11 +556,15 @@ class VectorJob(OutputJob):
 
     @property
     def model_files(self) -> list[str]:
-        """The files of the directory, or of the prefix of a TensorFlow checkpoint."""
+        """The files of the directory, of the TensorFlow checkpoint, or in the cache of the hub."""
         if os.path.isdir(self.model):
             return _all_files(self.model)
-        # --output_dir may begin with the same name.
-        return sorted(filter(os.path.isfile, glob.glob(f"{glob.escape(self.model)}*")))
+        if location := google.find(pathlib.Path(self.model)):
+            # --output_dir may begin with the same name.
+            found = {*glob.glob(f"{glob.escape(self.model)}*"), *map(str, location[1:])}
+            return sorted(filter(os.path.isfile, found))
+        downloaded = huggingface.find_cached(self.model)
+        return _all_files(downloaded[0]) if downloaded else []
 
     def rows(self, path: str) -> Iterable[Any]:
         """Return the rows of a file with the columns."""
@@ -715,7 +723,9 @@ def write_output_shards(
         )
     plan = {
         "settings": {**recorded, "num_shards": settings.num_shards},
-        "model": [files.sha256(path) for path in _outside(job.model_files, directory)],
+        # A preset of keras-nlp that is given by its name has no files here.
+        "model": [files.sha256(path) for path in _outside(job.model_files, directory)]
+        or [job.model],
         "input": [
             {"file": path, "rows": count, "sha256": files.sha256(path)} for path, count in counts
         ],

@@ -7,6 +7,7 @@ Shape suffixes: N vectors, n vectors of a block, Q queries, D size, K results.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -264,6 +265,8 @@ def build_index(vectors: Vectors, path: str, log: Callable[[str], None]) -> floa
     try:
         index.save(temporary)
         files.move(temporary, path)
+    except RuntimeError as error:  # Of usearch, also if the disk is full.
+        raise OSError(errno.EIO, str(error), path) from None
     finally:
         if os.path.exists(temporary):
             os.remove(temporary)

@@ -61,6 +61,11 @@ def test_wrong_arguments_are_reported(model, tokenizer, vocabulary, text, top_k,
         fill_masks(model, tokenizer, text, top_k)
 
 
+def test_a_text_that_is_not_utf_8_is_reported():
+    with pytest.raises(UserError, match="--text: expected UTF-8"):
+        FillMaskSettings(model="x", text="caf\udce9 [MASK]")
+
+
 def test_the_command_prints_a_line_per_mask(pretrained, tmp_path, capsys):
     pretrained.save(tmp_path / "run")
     flags = [f"--model={tmp_path / 'run'}", f"--text={TEXT}", "--top_k=2"]

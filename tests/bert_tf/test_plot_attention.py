@@ -148,6 +148,8 @@ def test_the_command_writes_the_file(huggingface_dir, tmp_path, name, flags):
         ({"output": "x.html", "layer": 0}, "--layer, --head: expected with a .png"),
         ({"layer": 2}, r"--layer=2: expected an integer in \[0, 1\]"),
         ({"head": -1}, r"--head=-1: expected an integer in \[0, 2\]"),
+        ({"text": "caf\udce9"}, r"--text: expected UTF-8, received 'caf\\udce9'"),
+        ({"text_b": "caf\udce9"}, "--text_b: expected UTF-8"),
     ],
 )
 def test_wrong_flags_are_reported(huggingface_dir, changes, message):

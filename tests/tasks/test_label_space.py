@@ -86,5 +86,9 @@ def test_space_is_stripped_from_labels_of_choices(tmp_path):
 def test_labels_that_differ_by_space_are_one_label(tmp_path, huggingface_dir, complaints):
     with pytest.raises(UserError, match="expected at least two different labels"):
         small.settings(huggingface_dir, complaints, tmp_path / "run", labels=("x", "x "))
+    with pytest.raises(UserError, match="expected at least two different labels"):
+        small.settings(huggingface_dir, complaints, tmp_path / "run", labels=("x",))
+    entities = {"task": "tagging", "labels": ("x",)}
+    assert small.settings(huggingface_dir, complaints, tmp_path / "run", **entities)
     with pytest.raises(UserError, match="expected two or more labels. Received: 'x'"):
         ClassificationTask.from_data(write(tmp_path / "rows.csv", ROWS[:3]), max_seq_length=8)

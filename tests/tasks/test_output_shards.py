@@ -35,7 +35,7 @@ def texts(tmp_path):
 
 def write(texts, output="out", pattern="[ab].*", job=(), recorded=(), log=list, **settings):
     settings = OutputSettings(output_dir=str(texts / output), **{"num_shards": 3, **settings})
-    job = LengthJob(model=str(texts / "model"), **dict(job))
+    job = LengthJob(**{"model": str(texts / "model"), **dict(job)})
     return write_output_shards(job, settings, str(texts / pattern), dict(recorded), log)
 
 
@@ -264,12 +264,35 @@ def test_a_rerun_takes_no_shard_for_a_row_or_for_a_part_of_the_model(
 
 
 def test_a_directory_that_begins_like_a_checkpoint_is_no_file_of_it(tmp_path):
-    names = ["model.ckpt.data-00000-of-00001", "model.ckpt.index"]
+    names = [
+        *("bert_config.json", "model.ckpt.data-00000-of-00001", "model.ckpt.index", "vocab.txt")
+    ]
     for name in names:
         (tmp_path / name).touch()
     (tmp_path / "model.ckpt_vectors").mkdir()
     job = outputs.VectorJob(model=f"{tmp_path}/model.ckpt", batch_size=1, file_format="npy")
     assert job.model_files == [f"{tmp_path}/{name}" for name in names]
+
+
+@pytest.mark.parametrize("name", ["org/first", "first_preset"])
+def test_shards_of_a_model_without_a_directory_are_not_mixed_with_those_of_another(
+    texts, in_process, monkeypatch, name
+):
+    """The model is in the cache of the hub, or keras-nlp downloads it."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(texts / "hub"))
+    for model in ("org/first", "org/second"):
+        snapshot = texts / "hub" / f"models--{model.replace('/', '--')}" / "snapshots" / "0"
+        snapshot.mkdir(parents=True)
+        (snapshot / "model.safetensors").write_text(model)
+
+    def files_of(job):
+        return outputs.VectorJob(model=job.model, batch_size=1, file_format="jsonl").model_files
+
+    monkeypatch.setattr(LengthJob, "model_files", property(files_of))
+    write(texts, job={"model": name})
+    write(texts, job={"model": name})
+    with pytest.raises(UserError, match="the model: not the same"):
+        write(texts, job={"model": name.replace("first", "second")})
 
 
 def test_an_interrupted_command_keeps_what_is_complete(texts, in_process, monkeypatch):

@@ -195,6 +195,14 @@ class TestIndex:
         vectors, _ = self.write(tmp_path, count=40, scale=200.0)
         assert build_index(vectors, index_path(vectors.path), lambda line: None) > 0.95
 
+    def test_an_index_that_cannot_be_written_is_reported_with_its_path(self, tmp_path):
+        """The command shows an OSError as one line; usearch raises RuntimeError."""
+        vectors, _ = self.write(tmp_path)
+        path = str(tmp_path / "no" / "v.usearch")
+        with pytest.raises(OSError, match="No such file") as raised:
+            build_index(vectors, path, lambda line: None)
+        assert raised.value.filename == path
+
     def test_an_index_of_other_vectors_is_rejected(self, tmp_path):
         vectors, array = self.write(tmp_path)
         path = index_path(vectors.path)

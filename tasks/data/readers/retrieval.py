@@ -71,6 +71,20 @@ class RetrievalDataset:
         """Yield (id, text) per document; the title, if there is one, precedes the text."""
         return read_jsonl(self.corpus)
 
+    def check_documents(self, relevance: Relevance) -> None:
+        """Read all documents.
+
+        Raises:
+            UserError: At a bad row, or if none of the relevant documents is there.
+        """
+        relevant = {name for of in relevance.values() for name, value in of.items() if value > 0}
+        there = {name for name, _ in self.documents()}
+        if relevant and relevant.isdisjoint(there):
+            raise UserError(
+                f"{self.corpus}: expected documents of {self.qrels}; none of the {len(relevant):,} "
+                f"relevant ones is there, such as {min(relevant)!r:.80}"
+            )
+
     def judged_queries(self, relevance: Relevance) -> dict[str, str]:
         """Return the text by id of the queries that have judgements.
 

@@ -482,7 +482,10 @@ def read_rows(
             if column not in values:
                 raise RowError(no_column(column, values))
             value = values[column]
-            texts = value if column in lists and isinstance(value, list) else [value]
+            if column in lists and isinstance(value, list):
+                value = texts = list(map(_as_text, value))  # Those of Parquet may be numbers.
+            else:
+                texts = [value]
             if column in lists and not all(isinstance(text, str) for text in texts):
                 raise RowError(
                     f"column {column!r}: expected text or a list of texts, received {value!r:.80}"

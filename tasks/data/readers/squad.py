@@ -179,8 +179,8 @@ def listed_answers(answers: Any) -> list[tuple[str, int]]:
     texts, starts = (columns.get(name) for name in ("text", "answer_start"))
     try:
         if not isinstance(texts, str) and all(isinstance(text, str) for text in texts):
-            return [(text, int(start)) for text, start in zip(texts, starts, strict=True)]
-    except (TypeError, ValueError):
+            return [(text, _integer(start)) for text, start in zip(texts, starts, strict=True)]
+    except (TypeError, ValueError, OverflowError):
         pass  # No lists, of different lengths, or no numbers.
     raise RowError(
         'column \'answers\': expected {"text": [...], "answer_start": [...]}, received '
@@ -188,12 +188,19 @@ def listed_answers(answers: Any) -> list[tuple[str, int]]:
     )
 
 
+def _integer(value):
+    """Return an integer, also of 4.0, as pandas writes it in a column with missing numbers."""
+    if not float(value).is_integer():
+        raise ValueError(value)
+    return int(float(value))
+
+
 def _row_question(labelled, values, location):
     context, answer, start = values["context"], values.get("answer"), values.get("answer_start")
     answers = []
     if answer:
         try:
-            answers = [(answer, int(start) if start else context.find(answer))]
+            answers = [(answer, _integer(start) if start else context.find(answer))]
         except ValueError:
             raise RowError(
                 f"column 'answer_start': expected an integer, received {start!r:.80}"

@@ -86,6 +86,10 @@ def test_a_directory_of_beir(tmp_path):
     assert dataset.judged_queries(read_qrels(dataset.qrels)) == {"q2": "b"}
     with pytest.raises(UserError, match="1 of 2 are missing, the first is 'q3'"):
         dataset.judged_queries({"q1": {}, "q3": {}})
+    dataset.check_documents({"q1": {"d1": 1, "d9": 1}, "q2": {"d9": 0}})
+    dataset.check_documents({"q1": {"d9": 0}})
+    with pytest.raises(UserError, match="none of the 2 relevant ones is there, such as '1'"):
+        dataset.check_documents({"q1": {"1": 1, "2": 2, "d1": 0}})
 
     corpus = directory / "corpus.jsonl"
     (directory / "corpus.jsonl.gz").write_bytes(gzip.compress(corpus.read_bytes()))

@@ -167,10 +167,11 @@ def test_a_bad_question_does_not_stop_the_others(tmp_path):
 def test_rows_are_read(tmp_path):
     path = write(
         tmp_path / "a.csv",
-        'id,question,context,answer,answer_start\nx,When?,"in 1997, 1997",1997,9\n'
-        ",When?,in 1997,1997,\n,Why?,in 1997,,\n,Who?,in 1997,Ann,\n,Who?,in 1997,Ann,first\n",
+        'id,question,context,answer,answer_start\nx,When?,"in 1997, 1997",1997,9.0\n'
+        ",When?,in 1997,1997,\n,Why?,in 1997,,\n,Who?,in 1997,Ann,\n,Who?,in 1997,Ann,first\n"
+        ",Who?,in 1997,Ann,3.5\n",
     )
-    *questions, bad = read_questions(path)
+    *questions, bad, fraction = read_questions(path)
     assert [(question.id, question.label, is_exact(question)) for question in questions] == [
         ("x", (("1997", 9),), True),
         ("3", (("1997", 3),), True),
@@ -182,6 +183,7 @@ def test_rows_are_read(tmp_path):
     assert bad == BadRow(
         f"{path}:6", "column 'answer_start': expected an integer, received 'first'"
     )
+    assert "expected an integer, received '3.5'" in fraction.message
     path = write(
         tmp_path / "a.jsonl", '{"question": "When?", "context": "in 1997"}\n{"context": 1}'
     )

@@ -1,6 +1,7 @@
 """Readers of labelled text: each format, and one-line errors for every kind of damage."""
 
 import csv
+import json
 import random
 import subprocess
 import sys
@@ -241,6 +242,20 @@ def test_lists_of_labels_optional_columns_and_entities_are_read(tmp_path):
         f"{path}:4", "column 'label': expected text or a list of texts, received ['x', None]"
     )
     assert next(read_rows(path, ("text",))).texts == {"text": "a &amp; b &#8220;"}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_numbers_in_lists_of_labels_are_text(tmp_path, suffix):
+    path, rows = tmp_path / f"a{suffix}", [{"text": "a", "label": [0, 12]}]
+    if suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+        import pyarrow
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text(json.dumps(rows[0]))
+    (row,) = read_rows(path, ("text", "label"), lists=("label",))
+    assert row.texts["label"] == ["0", "12"]
 
 
 def test_bytes_that_are_no_utf_8_are_reported_with_their_line(tmp_path):
