@@ -17,6 +17,7 @@ from bert_tf.weights import sources
 from tasks.base.task_types import check_unlabelled
 from tasks.prediction.outputs import (
     FILE_FORMATS,
+    EmbedderSettings,
     OutputSettings,
     VectorJob,
     write_output_shards,
@@ -24,7 +25,7 @@ from tasks.prediction.outputs import (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExtractSettings(OutputSettings):
+class ExtractSettings(EmbedderSettings, OutputSettings):
     """Flags of the command."""
 
     model: str = command.flag(
@@ -36,37 +37,10 @@ class ExtractSettings(OutputSettings):
     output: str | None = command.flag("output file, .npy or .jsonl", None)
     text_column: str = command.flag("column of the text", "text")
     text_b_column: str | None = command.flag("column of the second text of a pair", None)
-    unescape_html: bool = command.flag(
-        "conversion of HTML character references, such as &amp;, to characters",
-        False,
-    )
-    layers: str | None = command.flag(
-        "encoder layers that the vectors are taken from; default: those of an embedder, else last",
-        None,
-        choices=("last", "second_to_last", "sum_last_4", "concat_last_4"),
-    )
-    pooling: str | None = command.flag(
-        "vector of a text: that of [CLS], the mean or maximum over all tokens, including [CLS] and "
-        "[SEP], or their sum divided by the square root of their number; default: as in an "
-        "embedder, else mean",
-        None,
-        choices=("cls", "mean", "max", "mean_sqrt_len"),
-    )
     per_token: bool = command.flag(
         "tokens and a vector per token, instead of one vector per text", False
     )
-    max_seq_length: int | None = command.flag(
-        "maximum length of a text or pair in tokens, including [CLS] and [SEP]; default: that of "
-        "an embedder, else 128",
-        None,
-    )
-    do_lower_case: bool | None = command.flag(
-        "lower-casing of the text; by default as configured in the model", None
-    )
-    prompt: str | None = command.flag(
-        "name of the embedder's prompt before each text; default: its default prompt", None
-    )
-    batch_size: int = command.flag("rows per batch", 64)
+    batch_size: int = command.flag("rows per batch", 64, bounds={">=": 1})
     overwrite: bool = command.flag("replacement of an existing --output file", False)
     file_format: str = command.flag(
         "format of the files in --output_dir", "jsonl", choices=(*FILE_FORMATS, "npy")
@@ -74,9 +48,6 @@ class ExtractSettings(OutputSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, minimum in (("max_seq_length", 4), ("batch_size", 1)):
-            if (value := getattr(self, name)) is not None and value < minimum:
-                raise UserError(f"--{name}={value}: expected an integer >= {minimum}")
         self.check_output(self.input, self.output, self.model, self.overwrite)
         if self.output is None:
             if self.per_token and self.file_format == "npy":

@@ -48,13 +48,11 @@ class PredictSettings(OutputSettings):
     checkpoint: str | None = command.flag(
         "directory in RUN/checkpoints; by default the best, else the latest", None
     )
-    batch_size: int = command.flag("rows per batch", 64)
+    batch_size: int = command.flag("rows per batch", 64, bounds={">=": 1})
     overwrite: bool = command.flag("replacement of an existing output file", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size < 1:
-            raise UserError(f"--batch_size={self.batch_size}: expected an integer >= 1")
         if self.text:
             if self.input or self.output or self.output_dir:
                 raise UserError(

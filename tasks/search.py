@@ -21,6 +21,7 @@ from bert_tf.storage import files, paths, strict_json
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base.task_types import check_unlabelled
+from tasks.prediction.outputs import EmbedderSettings
 from tasks.prediction.retrieval import (
     DOCUMENT_PROMPTS,
     QUERY_PROMPTS,
@@ -34,8 +35,8 @@ from tasks.prediction.vector_files import ApproximateIndex, Vectors, build_index
 SAMPLE = 32  # Rows that are compared with their vectors.
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchSettings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchSettings(EmbedderSettings):
     """Flags of the command. Those that bert-tf extract has too must have the same values."""
 
     vectors: str = command.flag(
@@ -57,31 +58,6 @@ class SearchSettings:
     )
     use_index: bool = command.flag("search in the index instead of all vectors", False)
     text_column: str = command.flag("column of the text", "text")
-    unescape_html: bool = command.flag(
-        "conversion of HTML character references, such as &amp;, to characters", False
-    )
-    layers: str | None = command.flag(
-        "encoder layers that the vectors are taken from; default: those of an embedder, else last",
-        None,
-        choices=("last", "second_to_last", "sum_last_4", "concat_last_4"),
-    )
-    pooling: str | None = command.flag(
-        "vector of a text; default: as in an embedder, else mean",
-        None,
-        choices=("cls", "mean", "max", "mean_sqrt_len"),
-    )
-    max_seq_length: int | None = command.flag(
-        "maximum length of a text in tokens, including [CLS] and [SEP]; default: that of an "
-        "embedder, else 128",
-        None,
-        bounds={">=": 4},
-    )
-    do_lower_case: bool | None = command.flag(
-        "lower-casing of the text; by default as configured in the model", None
-    )
-    prompt: str | None = command.flag(
-        "name of the embedder's prompt before each row; default: its default prompt", None
-    )
     query_prompt: str | None = command.flag(
         "name of the embedder's prompt before the query; default: --prompt, unless that is one of "
         "documents, else its prompt query",
@@ -126,8 +102,6 @@ def main(settings: SearchSettings) -> None:
     if settings.build_index:
         _build_index(settings, vectors)
         return
-    from tasks.prediction.outputs import create_embedder
-
     assert settings.query is not None and settings.model is not None
     sample = vectors.sample(SAMPLE)
     texts, count = _texts_of(settings, sample)
@@ -136,13 +110,7 @@ def main(settings: SearchSettings) -> None:
             f"{settings.vectors}: {len(vectors):,} vectors, but {settings.input} has "
             f"{count:,} rows; run bert-tf extract on it again"
         )
-    embedder = create_embedder(
-        sources.read_pretrained(settings.model, settings.do_lower_case),
-        settings.layers,
-        settings.pooling,
-        settings.max_seq_length,
-        prompt=settings.prompt,
-    )
+    embedder = settings.create_embedder(settings.model)
     query_1D = embedder.predict([settings.query], prompt=_prompt_of_query(settings, embedder))
     strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
@@ -204,7 +172,6 @@ def _reranked(settings, lines):
 
 
 def _build_index(settings, vectors):
-    """Write the index and print its recall."""
     path = index_path(settings.vectors)
     found = build_index(vectors, path, command.log)
     line = {"index": path, "vectors": len(vectors), "recall@10": round(found, 4)}

@@ -21,7 +21,7 @@ from typing import Any
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.storage import files
-from bert_tf.system.command import flag, import_tensorflow
+from bert_tf.system.command import check_bounds, flag, import_tensorflow
 from bert_tf.system.processes import count_processors
 
 # Writes the shard of a task, and its entry file. It is called with the values of the task and
@@ -41,7 +41,9 @@ SECONDS_BETWEEN_LISTINGS = 2.0
 class RunnerSettings:
     """Flags of commands that write shards: where their workers run; UserErrors name the flag."""
 
-    num_workers: int | None = flag("number of processes; default: one per processor", None)
+    num_workers: int | None = flag(
+        "number of processes; default: one per processor", None, bounds={">=": 1}
+    )
     runner: str = flag(
         "local: processes on this machine; beam: Apache Beam; dask: a Dask cluster, with Beam",
         "local",
@@ -53,8 +55,7 @@ class RunnerSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.num_workers is not None and self.num_workers < 1:
-            raise UserError(f"--num_workers={self.num_workers}: expected an integer >= 1")
+        check_bounds(self)
         if self.beam_args and self.runner == "local":
             raise UserError(f"--beam_args={self.beam_args}: requires --runner=beam")
         if (self.dask_address is not None) != (self.runner == "dask"):

@@ -211,6 +211,52 @@ def create_embedder(
     return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbedderSettings:
+    """Flags of the vectors of texts, which must be equal for vectors that are compared."""
+
+    unescape_html: bool = flag(
+        "conversion of HTML character references, such as &amp;, to characters", False
+    )
+    layers: str | None = flag(
+        "encoder layers that the vectors are taken from; default: those of an embedder, else last",
+        None,
+        choices=("last", "second_to_last", "sum_last_4", "concat_last_4"),
+    )
+    pooling: str | None = flag(
+        "vector of a text: that of [CLS], the mean or maximum over all tokens, including [CLS] and "
+        "[SEP], or their sum divided by the square root of their number; default: as in an "
+        "embedder, else mean",
+        None,
+        choices=("cls", "mean", "max", "mean_sqrt_len"),
+    )
+    max_seq_length: int | None = flag(
+        "maximum length of a text or pair in tokens, including [CLS] and [SEP]; default: that of "
+        "an embedder, else 128",
+        None,
+        bounds={">=": 4},
+    )
+    do_lower_case: bool | None = flag(
+        "lower-casing of the text; by default as configured in the model", None
+    )
+    prompt: str | None = flag(
+        "name of the embedder's prompt before each text; default: its default prompt", None
+    )
+
+    def create_embedder(self, model: str, num_texts: int = 1) -> TextEmbedder:
+        """Load a model as these flags describe; see the function of this name."""
+        from bert_tf.weights.sources import read_pretrained
+
+        return create_embedder(
+            read_pretrained(model, self.do_lower_case),
+            self.layers,
+            self.pooling,
+            self.max_seq_length,
+            num_texts,
+            self.prompt,
+        )
+
+
 def _outputs_of_file(model, path, batch_size, log):
     """Yield the pairs of `outputs_of_rows` for the predictions of a file."""
 
@@ -489,17 +535,11 @@ class OutputJob(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionJob(OutputJob):
-    """The predictions of a run or of a published version.
+    """The predictions of a run or of a published version."""
 
-    Attributes:
-        model: Directory of the run or of the version.
-        task: Values of its task.json.
-        checkpoint: Name of the checkpoint of the run; `None` for a version.
-    """
-
-    model: str
-    task: Mapping[str, Any]
-    checkpoint: str | None = None
+    model: str  # Directory of the run or of the version.
+    task: Mapping[str, Any]  # Values of its task.json.
+    checkpoint: str | None = None  # Name of the checkpoint of the run; `None` for a version.
 
     name = "predictions"
 
@@ -535,22 +575,12 @@ class PredictionJob(OutputJob):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VectorJob(OutputJob):
-    """The vectors of a pretrained encoder.
-
-    `model` is any source of weights (`bert_tf.weights.sources`); the other fields are values of the
-    flags of bert-tf extract.
-    """
+class VectorJob(EmbedderSettings, OutputJob):
+    """The vectors of a pretrained encoder, any source of weights (`bert_tf.weights.sources`)."""
 
     model: str
     columns: tuple[str, ...] = ("text",)
-    unescape_html: bool = False
-    layers: str | None = None
-    pooling: str | None = None
     per_token: bool = False
-    max_seq_length: int | None = None
-    do_lower_case: bool | None = None
-    prompt: str | None = None
 
     name = "vectors"
 
@@ -572,16 +602,7 @@ class VectorJob(OutputJob):
 
     def embedder(self) -> TextEmbedder:
         """Load the encoder."""
-        from bert_tf.weights.sources import read_pretrained
-
-        return create_embedder(
-            read_pretrained(self.model, self.do_lower_case),
-            self.layers,
-            self.pooling,
-            self.max_seq_length,
-            len(self.columns),
-            self.prompt,
-        )
+        return self.create_embedder(self.model, len(self.columns))
 
     def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
         """Load the encoder; see `OutputJob`."""
