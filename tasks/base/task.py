@@ -26,13 +26,7 @@ from bert_tf.storage.strict_json import field
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.base.plots import Plot
-from tasks.base.task_types import (
-    TASK_TYPES,
-    UNLABELLED_TASK_TYPES,
-    imported,
-    read_rows_of,
-    task_type,
-)
+from tasks.base.task_types import TASK_TYPES, imported, read_rows_of, task_type
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import columns_of
@@ -663,5 +657,4 @@ def task_from_dict(values: Mapping[str, Any]) -> Task:
     values = dict(values)
     kind = field(values, "kind", str, "task.json")
     del values["kind"]
-    of_kind = task_type(kind, {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
-    return imported(of_kind.class_path).from_dict(values)
+    return imported(task_type(kind).class_path).from_dict(values)

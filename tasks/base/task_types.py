@@ -90,6 +90,7 @@ TASK_TYPES = {
 UNLABELLED_TASK_TYPES = {
     "pretrained": TaskType("tasks.types.masked_lm:MaskedLmTask", defaults={"max_seq_length": 512}),
 }
+_ALL = {**TASK_TYPES, **UNLABELLED_TASK_TYPES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +123,7 @@ DATASETS = {
 
 def default_settings(kind: str) -> dict[str, Any]:
     """Return `DEFAULTS` for a task type, which need not be known."""
-    task_type = {**TASK_TYPES, **UNLABELLED_TASK_TYPES}.get(kind)
-    return {**DEFAULTS, **(task_type.defaults if task_type else {})}
+    return {**DEFAULTS, **(_ALL[kind].defaults if kind in _ALL else {})}
 
 
 def read_rows_of(
@@ -139,13 +139,12 @@ def read_rows_of(
     Raises:
         UserError: If the task type is unknown, and in an iteration what its reader raises.
     """
-    of_kind = task_type(task["kind"], {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
-    return imported(of_kind.rows_path)(source, labelled, **task)
+    return imported(task_type(task["kind"]).rows_path)(source, labelled, **task)
 
 
 def read_file(task: Mapping[str, Any], path: str | os.PathLike, labelled: bool = True) -> FileRows:
     """Return the rows of a file that is opened once; arguments as of `read_rows_of`."""
-    task_type(task["kind"], {**TASK_TYPES, **UNLABELLED_TASK_TYPES})
+    task_type(task["kind"])  # Before the file is opened.
     return FileRows(path, lambda file: read_rows_of(task, file, labelled))
 
 
@@ -176,7 +175,7 @@ def check_run(path: str, checkpoint: str | None = None) -> Run | None:
     return run
 
 
-def task_type(kind: str, task_types: Mapping[str, TaskType]) -> TaskType:
+def task_type(kind: str, task_types: Mapping[str, TaskType] = _ALL) -> TaskType:
     """Return one of some task types by its name; raises UserError if it is unknown."""
     if kind not in task_types:
         raise UserError(f"task type {kind!r:.80}: expected one of {', '.join(TASK_TYPES)}")

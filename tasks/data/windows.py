@@ -26,7 +26,7 @@ from bert_tf.text.packing import (
     range_indices,
     token_budget,
 )
-from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.tokenizer import Tokens, map_tokens
 from bert_tf.text.vocabulary import Vocabulary
 
 # Maximum tokens in all windows of a text. Later windows are dropped, so that the memory for one
@@ -139,12 +139,8 @@ def pair_windows(
     indices_W2 = tf.where(choices_BC != "")
     example_W, choice_W = tf.unstack(indices_W2, axis=1)
     budget = token_budget(2, max_seq_length)
-    firsts = Tokens(
-        *(
-            None if ragged is None else tf.gather(ragged, example_W)
-            for ragged in tokenize_ends(tokenize, first_B, budget)
-        )
-    )
+    firsts = tokenize_ends(tokenize, first_B, budget)
+    firsts = map_tokens(lambda ragged: tf.gather(ragged, example_W), firsts)
     choices = tokenize_ends(tokenize, tf.gather_nd(choices_BC, indices_W2), budget)
     return Windows(
         pack([firsts, choices], vocabulary, max_seq_length),

@@ -262,20 +262,18 @@ class TrainingRun:
         The pipeline is the one that is exported for serving, so that both see the same ids.
         """
         train, *devs = self.examples
-        layout = compilation.layout(self.is_compiled, self.strategy)
-        return [
-            EncodedExamples.encode(examples, pipeline, layout, self.is_compiled)
-            for examples in (self.task.select_training_examples(train), *devs)
-        ]
+        return self._encode(pipeline, [self.task.select_training_examples(train), *devs])
 
     def encode_unlabelled(self, pipeline: Pipeline) -> list[EncodedExamples]:
         """Return the encoded unlabelled examples."""
+        rows = self.distillation.unlabelled if self.distillation else ()
+        return self._encode(pipeline, map(self.task.as_training_rows, rows))
+
+    def _encode(self, pipeline, parts):
         layout = compilation.layout(self.is_compiled, self.strategy)
         return [
-            EncodedExamples.encode(
-                self.task.as_training_rows(examples), pipeline, layout, self.is_compiled
-            )
-            for examples in (self.distillation.unlabelled if self.distillation else ())
+            EncodedExamples.encode(examples, pipeline, layout, self.is_compiled)
+            for examples in parts
         ]
 
     def _create_run(self, pipeline, record):
