@@ -254,7 +254,7 @@ class AdamBase(keras.optimizers.Optimizer):
         Raises:
             tf.errors.InvalidArgumentError: The norm is not finite, without `is_running` and
                 `scales_loss`. Code compiled by XLA omits this check.
-            ValueError: A variable was not passed to `build`.
+            ValueError: A variable was not passed to `build`, or none has a gradient.
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
@@ -266,10 +266,10 @@ class AdamBase(keras.optimizers.Optimizer):
             raise ValueError(
                 f"not among the variables this optimizer was built with: {', '.join(unknown)}"
             )
-        variables, grads = zip(
-            *(pair for pair in zip(variables, grads, strict=True) if pair[1] is not None),
-            strict=True,
-        )
+        pairs = [pair for pair in zip(variables, grads, strict=True) if pair[1] is not None]
+        if not pairs:
+            raise ValueError("no variable has a gradient; expected the loss to depend on one")
+        variables, grads = zip(*pairs, strict=True)
         # A sparse gradient may list a row twice; its norm is only right once these are summed.
         grads = [tf.convert_to_tensor(grad) for grad in grads]
         grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)
