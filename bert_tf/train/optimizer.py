@@ -186,12 +186,12 @@ class AdamBase(keras.optimizers.Optimizer):
             self._adam_m, self._adam_v = self.add_optimizer_variables(
                 variables, ["adam_m", "adam_v"]
             )
-            # Keyed by id, because == on Keras variables compares their values.
+            # Keyed by id, because == on Keras variables compares their values. Not attributes of
+            # Keras, which tf.train.Checkpoint would refuse to save.
             slots = zip(self._adam_m, self._adam_v, strict=True)
-            self._slots = {
-                id(variable): pair for variable, pair in zip(variables, slots, strict=True)
-            }
-            self._exponents = _exponents(variables)
+            slots_of = {id(variable): pair for variable, pair in zip(variables, slots, strict=True)}
+            object.__setattr__(self, "_slots", slots_of)
+            object.__setattr__(self, "_exponents", _exponents(variables))
             if self.scales_loss:
                 first = keras.initializers.Constant(FIRST_LOSS_SCALE)
                 self.loss_scale = self.add_variable((), first, "float32", name="loss_scale")
