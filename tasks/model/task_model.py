@@ -380,7 +380,8 @@ class TaskModel(keras.Model):
         if self.has_new_head:
             warnings.warn(
                 f"{type(self).__name__}: predictions of an untrained head are random; call fit or "
-                "train, or load weights with a head",
+                "train, or load weights with a head; after a training loop of your own, set "
+                "has_new_head = False",
                 stacklevel=4,
             )
 
@@ -1143,8 +1144,11 @@ class TaskModel(keras.Model):
     def train_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch of token ids; strings are trained with `fit`."""
         _check_token_ids(x, "train_on_batch", "fit")
-        if not self.compiled:
-            raise UserError("train_on_batch: call compile(AdamW(2e-5)) first")
+        if not self.compiled or isinstance(innermost(self.optimizer)._learning_rate, FitSchedule):
+            raise UserError(
+                "train_on_batch: expected an optimizer with a rate outside of fit, since the rate "
+                "of the default one ends at 0; call compile(AdamW(2e-5))"
+            )
         if self._num_parts > 1:
             raise UserError(_NO_PARTS)
         with self._changing_weights():

@@ -352,10 +352,13 @@ def test_labels_and_weights_of_token_ids_may_have_an_axis(no_dropout):
 def test_a_head_that_was_set_or_trained_batch_by_batch_is_not_new(directory):
     model, other = (create(directory, calibrate=True) for _ in range(2))
     model.tune(ROWS, NAMES)
-    with pytest.raises(UserError, match=r"train_on_batch: call compile"):
-        model.train_on_batch(token_ids(model), np.array(IDS[: len(ROWS)]))
+    batch = token_ids(model), np.array(IDS[: len(ROWS)])
+    for compile_model in (lambda: None, model.compile):  # The schedule of fit ends at 0.
+        compile_model()
+        with pytest.raises(UserError, match=r"^train_on_batch: .*; call compile\(AdamW\(2e-5\)\)"):
+            model.train_on_batch(*batch)
     model.compile(AdamW(1e-3))
-    model.train_on_batch(token_ids(model), np.array(IDS[: len(ROWS)]))
+    model.train_on_batch(*batch)
     other.set_weights(model.get_weights())
     assert not model.has_new_head and not other.has_new_head
     assert model.task.untuned_fields
