@@ -43,7 +43,7 @@ from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
 from tasks.base.task_types import default_settings
 from tasks.data.examples import EncodedExamples, Examples, stacked
-from tasks.data.readers.memory import columns_of, without_axis
+from tasks.data.readers.memory import as_list, columns_of, without_axis
 from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline, ServingFunctions
 from tasks.graph.preprocessor import Preprocessor
@@ -761,6 +761,10 @@ class TaskModel(keras.Model):
 
     def _fit_token_ids(self, x, y, *, steps_per_epoch, epochs, callbacks, **kwargs):
         """Train on token ids; arguments as of keras.Model.fit."""
+        y = self._array_of_labels(y)
+        if isinstance(kwargs["validation_data"], tuple):
+            dev_x, dev_y, *dev_weights = kwargs["validation_data"]
+            kwargs["validation_data"] = (dev_x, self._array_of_labels(dev_y), *dev_weights)
         batch_size, num_steps = kwargs["batch_size"] or 32, steps_per_epoch  # As in Keras.
         if self._num_replicas > 1:
             self._batch_size(x, batch_size)
@@ -780,6 +784,14 @@ class TaskModel(keras.Model):
                 callbacks=[_Epochs(num_steps, epochs), *callbacks],
                 **kwargs,
             )
+
+    def _array_of_labels(self, y):
+        """Return the labels of token ids as Keras takes them: no list, no names."""
+        if isinstance(y, list) and y and np.ndim(y[0]) == 0:
+            y = np.array(y)
+        if self.task.has_classes and getattr(getattr(y, "dtype", None), "kind", "") in "OU":
+            y = np.array(self.task.encode_labels(as_list(y, "y"), {}, "y[{}]"))
+        return y
 
     def _check_callbacks(self, callbacks):
         """Raise UserError for callbacks that would fail in the middle of a `fit`."""
@@ -886,6 +898,7 @@ class TaskModel(keras.Model):
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
+            y = self._array_of_labels(y)
             return super().evaluate(
                 *(x, y, batch_size, verbose, sample_weight, steps, callbacks),
                 return_dict=return_dict,

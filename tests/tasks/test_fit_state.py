@@ -349,6 +349,19 @@ def test_labels_and_weights_of_token_ids_may_have_an_axis(no_dropout):
 
 
 @pytest.mark.medium
+def test_labels_of_token_ids_may_be_names_and_lists(no_dropout):
+    model, ids = create(no_dropout), [LABELS.index(name) for name in NAMES]
+    model.compile(keras.optimizers.SGD(0.0))
+    rows, losses = token_ids(model), []
+    for y in (np.array(ids), ids, NAMES, np.array(NAMES)):
+        history = model.fit(rows, y, validation_data=(rows, y), verbose=0).history
+        losses += [*history["val_loss"], model.evaluate(rows, y, verbose=0)["loss"]]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+    with pytest.raises(UserError, match=r"y\[8\]: .*'other'"):
+        model.fit(rows, [*NAMES[:-1], "other"])
+
+
+@pytest.mark.medium
 def test_a_head_that_was_set_or_trained_batch_by_batch_is_not_new(directory):
     model, other = (create(directory, calibrate=True) for _ in range(2))
     model.tune(ROWS, NAMES)
