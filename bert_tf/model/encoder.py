@@ -86,7 +86,7 @@ class Encoder(keras.layers.Layer):
         for layer in (self.embeddings, *self.transformer, self.pooler):
             layer.build((None, self.config.hidden_size))
 
-    def freeze(self, num_layers: int) -> None:
+    def freeze(self, num_layers: int | None) -> None:
         """Exclude the embeddings and the lowest `num_layers` layers from training.
 
         The layers above are trained, also those that were frozen before, unless the encoder is not
@@ -95,19 +95,21 @@ class Encoder(keras.layers.Layer):
         record it.
 
         Args:
-            num_layers: Number of Transformer layers to freeze, counted from the embeddings.
+            num_layers: Number of Transformer layers to freeze, counted from the embeddings; `None`
+                to train all again, with the embeddings.
 
         Raises:
             UserError: The encoder has fewer than `num_layers` layers.
         """
-        if not 0 <= num_layers <= len(self.transformer):
+        if num_layers is not None and not 0 <= num_layers <= len(self.transformer):
             raise UserError(
                 f"num_layers={num_layers}: expected 0 to {len(self.transformer)}, the number of "
                 "encoder layers"
             )
-        self.embeddings.trainable = False
+        first = -1 if num_layers is None else num_layers  # The embeddings are below layer 0.
+        self.embeddings.trainable = self.trainable and first < 0
         for number, layer in enumerate(self.transformer):
-            layer.trainable = self.trainable and number >= num_layers
+            layer.trainable = self.trainable and number >= first
         self.frozen_layers = num_layers
 
     def dropout_seed(self, training: bool, seed: tf.Tensor | None = None) -> tf.Tensor | None:
@@ -200,8 +202,16 @@ class Encoder(keras.layers.Layer):
         return self.pooler.activation(linear(first_BH, self.pooler, seed))
 
     def _without_gradient_if_frozen(self, hidden_TH, num_layers):
-        """Stop the gradient of `hidden_TH` at the output of the highest frozen layer."""
-        return tf.stop_gradient(hidden_TH) if num_layers == self.frozen_layers else hidden_TH
+        """Stop the gradient of `hidden_TH` at the output of the highest frozen layer.
+
+        Not if one below is trained again, since `trainable` was set after `freeze`.
+        """
+        below = (self.embeddings, *self.transformer[:num_layers])
+        if num_layers != self.frozen_layers or any(
+            variable.trainable for layer in below for variable in layer.variables
+        ):
+            return hidden_TH
+        return tf.stop_gradient(hidden_TH)
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config, including the `BertConfig` as a dict."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from bert_tf.errors import UserError
 from bert_tf.model.bucketing import round_up_to_bucket
 from bert_tf.model.custom_gradient import custom_gradient
 
@@ -29,6 +30,13 @@ TOO_LONG = (
 WRONG_SPLITS = (
     "row_splits: expected to start at 0, to increase strictly and to end within input_ids"
 )
+
+_NAMES_OF_OTHERS = {  # Of Hugging Face and keras-hub.
+    "token_ids": "input_ids",
+    "attention_mask": "input_mask",
+    "padding_mask": "input_mask",
+    "token_type_ids": "segment_ids",
+}
 
 
 def to_dense_like(values: Any, inputs: Mapping[str, tf.Tensor]) -> Any:
@@ -325,8 +333,14 @@ def with_defaults(inputs: Mapping[str, tf.Tensor] | tf.Tensor) -> dict[str, tf.T
 
     Returns:
         Dict of the inputs with `segment_ids` and, in a padded batch, `input_mask`.
+
+    Raises:
+        UserError: If an input has a name of another library, which would be ignored.
     """
     inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
+    for name, own in _NAMES_OF_OTHERS.items():
+        if name in inputs:
+            raise UserError(f"{name}: unknown input of the encoder; rename it to {own}")
     if "segment_ids" not in inputs:
         inputs["segment_ids"] = tf.zeros_like(inputs["input_ids"])
     if not inputs.keys() & {"row_splits", "input_mask", "sequence_ids"}:

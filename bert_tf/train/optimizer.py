@@ -186,12 +186,12 @@ class AdamBase(keras.optimizers.Optimizer):
             self._adam_m, self._adam_v = self.add_optimizer_variables(
                 variables, ["adam_m", "adam_v"]
             )
-            # Keyed by id, because == on Keras variables compares their values.
+            # Keyed by id, because == on Keras variables compares their values. Not attributes of
+            # Keras, which tf.train.Checkpoint would refuse to save.
             slots = zip(self._adam_m, self._adam_v, strict=True)
-            self._slots = {
-                id(variable): pair for variable, pair in zip(variables, slots, strict=True)
-            }
-            self._exponents = _exponents(variables)
+            slots_of = {id(variable): pair for variable, pair in zip(variables, slots, strict=True)}
+            object.__setattr__(self, "_slots", slots_of)
+            object.__setattr__(self, "_exponents", _exponents(variables))
             if self.scales_loss:
                 first = keras.initializers.Constant(FIRST_LOSS_SCALE)
                 self.loss_scale = self.add_variable((), first, "float32", name="loss_scale")
@@ -254,7 +254,7 @@ class AdamBase(keras.optimizers.Optimizer):
         Raises:
             tf.errors.InvalidArgumentError: The norm is not finite, without `is_running` and
                 `scales_loss`. Code compiled by XLA omits this check.
-            ValueError: A variable was not passed to `build`.
+            ValueError: A variable was not passed to `build`, or none has a gradient.
         """
         if trainable_variables is not None:
             self.build(trainable_variables)
@@ -266,10 +266,10 @@ class AdamBase(keras.optimizers.Optimizer):
             raise ValueError(
                 f"not among the variables this optimizer was built with: {', '.join(unknown)}"
             )
-        variables, grads = zip(
-            *(pair for pair in zip(variables, grads, strict=True) if pair[1] is not None),
-            strict=True,
-        )
+        pairs = [pair for pair in zip(variables, grads, strict=True) if pair[1] is not None]
+        if not pairs:
+            raise ValueError("no variable has a gradient; expected the loss to depend on one")
+        variables, grads = zip(*pairs, strict=True)
         # A sparse gradient may list a row twice; its norm is only right once these are summed.
         grads = [tf.convert_to_tensor(grad) for grad in grads]
         grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from bert_tf.errors import UserError
 from bert_tf.model.custom_gradient import own_gradients
 from bert_tf.model.layout import count_tokens
 from bert_tf.train.compilation import GPU, compile_with_weights, is_accelerated, is_default
@@ -557,8 +558,10 @@ def _sum_of(one, other):
 
 def _poison(gradients, loss):
     """Add NaN to a gradient if the loss is not finite."""
-    index = max(number for number, grad in enumerate(gradients) if grad is not None)
-    gradients[index] += tf.where(tf.math.is_finite(loss), 0.0, float("nan"))
+    reached = [number for number, grad in enumerate(gradients) if grad is not None]
+    if not reached:
+        raise UserError("the loss depends on no weight that is trained; freeze fewer layers")
+    gradients[reached[-1]] += tf.where(tf.math.is_finite(loss), 0.0, float("nan"))
 
 
 def _dense(gradients):

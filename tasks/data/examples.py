@@ -145,6 +145,7 @@ class EncodedExamples:
         seed: int,
         steps_per_epoch: int | None = None,
         first_step: int | tf.Variable = 0,
+        first_epoch: int = 0,
         num_replicas: int = 1,
         shuffle: bool = True,
         select: Select = lambda rows: rows,
@@ -163,6 +164,7 @@ class EncodedExamples:
                 once; the order continues across them.
             first_step: Steps to skip, when resuming. A variable is read when the dataset is
                 iterated.
+            first_epoch: Number of the epoch that step 0 begins.
             num_replicas: Consecutive elements of the dataset per step, of all replicas, or of all
                 parts of a batch that are computed one after the other.
             shuffle: Draws the order anew for each epoch.
@@ -171,8 +173,8 @@ class EncodedExamples:
         steps_of_all = -(-len(self) // global_batch_size)
         num_steps = num_epochs * (steps_per_epoch or steps_of_all)
         # Drawn for all epochs at once, so that resuming at a step is a slice.
-        epochs = self._epochs(-(-num_steps // steps_of_all), global_batch_size, seed, shuffle)
-        numbers = epochs[:num_steps]
+        order = range(first_epoch, first_epoch - (-num_steps // steps_of_all))
+        numbers = self._epochs(order, global_batch_size, seed, shuffle)[:num_steps]
         size = global_batch_size // num_replicas
         if not isinstance(first_step, tf.Variable):
             rows = select(_rows(numbers[first_step:].reshape(-1, size)))
@@ -232,7 +234,7 @@ class EncodedExamples:
             return np.arange(len(self))
         return np.asarray(self.windows.example_W)
 
-    def _epochs(self, count, batch_size, seed, shuffle=True):
+    def _epochs(self, numbers, batch_size, seed, shuffle=True):
         """Return the sample indices of some epochs, int `(batches, batch_size)`, -1 as padding."""
         weights_S = self.task.sampling_weights(self.examples, self.windows)
 
@@ -245,7 +247,7 @@ class EncodedExamples:
             probabilities_S = np.asarray(weights_S) / np.sum(weights_S)
             return rng.choice(len(self), len(self), p=probabilities_S)
 
-        return np.concatenate([_padded(order(epoch), batch_size) for epoch in range(count)])
+        return np.concatenate([_padded(order(epoch), batch_size) for epoch in numbers])
 
     def _labelled_batches(self, rows, batch_size):
         """Return batches (inputs, labels, weights) of rows of sample indices, -1 as padding."""

@@ -59,6 +59,7 @@ _OF_NUMBERS = (
 # By the loss of an output, or the focal loss in its place.
 _FITTING: dict[Any, _Fitting] = {
     losses.softmax_cross_entropy: _OF_SOFTMAX,
+    losses.vocab_cross_entropy: _OF_SOFTMAX,
     losses.half_softmax_cross_entropy: _OF_SOFTMAX,
     losses.focal_softmax_cross_entropy: _OF_SOFTMAX,
     losses.sigmoid_cross_entropy: _OF_SIGMOID,

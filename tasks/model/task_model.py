@@ -43,7 +43,7 @@ from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
 from tasks.base.task_types import default_settings
 from tasks.data.examples import EncodedExamples, Examples, stacked
-from tasks.data.readers.memory import columns_of
+from tasks.data.readers.memory import as_list, columns_of, without_axis
 from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline, ServingFunctions
 from tasks.graph.preprocessor import Preprocessor
@@ -101,6 +101,8 @@ class TaskModel(keras.Model):
         frozen_layers: Number of lowest encoder layers that are not trained, with the embeddings.
         record: What a run directory records about the origin of the weights.
         has_new_head: Whether the head is untrained, so that `fit` initializes it from its rows.
+        untrained: Names of the variables that are not trained, of a Keras config, since `trainable`
+            may have been set; by default those of `frozen_layers`.
         dtype: Keras dtype policy, "float32", "mixed_bfloat16" or "mixed_float16".
         **kwargs: Arguments of keras.Model.
 
@@ -135,6 +137,7 @@ class TaskModel(keras.Model):
         frozen_layers: int | None = None,
         record: Mapping[str, Any] | None = None,
         has_new_head: bool = True,
+        untrained: Collection[str] | None = None,
         dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
@@ -152,6 +155,9 @@ class TaskModel(keras.Model):
         self.network = network or task.build_model(config, self.dtype_policy)
         if frozen_layers is not None:
             self.network.encoder.freeze(frozen_layers)
+        if untrained is not None:
+            for path, variable in model_variables(self.network).items():
+                variable.trainable = path not in untrained
         self.preprocessor = Preprocessor.of(task, config, vocabulary)
         self.built = True
 
@@ -374,7 +380,8 @@ class TaskModel(keras.Model):
         if self.has_new_head:
             warnings.warn(
                 f"{type(self).__name__}: predictions of an untrained head are random; call fit or "
-                "train, or load weights with a head",
+                "train, or load weights with a head; after a training loop of your own, set "
+                "has_new_head = False",
                 stacklevel=4,
             )
 
@@ -582,7 +589,8 @@ class TaskModel(keras.Model):
         """Train on strings and labels; arguments as of keras.Model.fit.
 
         Rows are tokenized once. All epochs are one dataset whose order is drawn from (seed, epoch),
-        so that a `fit` that BackupAndRestore resumes sees the same batches.
+        so that a `fit` that BackupAndRestore resumes sees the same batches. Without it, fits in a
+        row count their epochs on.
 
         Args:
             x: Strings: a list, tuple, NumPy array or pandas column; for two inputs a tuple of two,
@@ -688,6 +696,10 @@ class TaskModel(keras.Model):
                 self._check_dev(dev, "validation_split")
             encoded = self._encode_for_fit(self._training_examples(train))
             num_steps = steps_per_epoch = steps_per_epoch or math.ceil(len(encoded) / size)
+            # Fits in a row see other orders, unless one continues that of a process before.
+            first_epoch = max(_batches_seen(self) - initial_epoch * num_steps, 0) // num_steps
+            if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
+                first_epoch = 0
             # A variable, because it is set after Keras has received the dataset.
             first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -698,6 +710,7 @@ class TaskModel(keras.Model):
                     seed=self.seed,
                     steps_per_epoch=num_steps,
                     first_step=first_step,
+                    first_epoch=first_epoch,
                     num_replicas=self._num_replicas * parts,
                     shuffle=shuffle,
                     select=functools.partial(local.select, per_replica=parts),
@@ -748,6 +761,10 @@ class TaskModel(keras.Model):
 
     def _fit_token_ids(self, x, y, *, steps_per_epoch, epochs, callbacks, **kwargs):
         """Train on token ids; arguments as of keras.Model.fit."""
+        y = self._array_of_labels(y)
+        if isinstance(kwargs["validation_data"], tuple):
+            dev_x, dev_y, *dev_weights = kwargs["validation_data"]
+            kwargs["validation_data"] = (dev_x, self._array_of_labels(dev_y), *dev_weights)
         batch_size, num_steps = kwargs["batch_size"] or 32, steps_per_epoch  # As in Keras.
         if self._num_replicas > 1:
             self._batch_size(x, batch_size)
@@ -755,7 +772,10 @@ class TaskModel(keras.Model):
             kwargs["shuffle"] = False  # Keras warns otherwise.
             num_steps = streaming.num_steps(x, steps_per_epoch)
         elif num_steps is None:
-            num_steps = math.ceil(len(x["input_ids"]) / batch_size)
+            num_rows = len(x["input_ids"])
+            if kwargs["validation_data"] is None:  # Otherwise Keras ignores the split.
+                num_rows = math.floor(num_rows * (1 - kwargs["validation_split"]))
+            num_steps = math.ceil(num_rows / batch_size)
         with self._changing_weights():
             return super().fit(
                 *(x, y),
@@ -764,6 +784,14 @@ class TaskModel(keras.Model):
                 callbacks=[_Epochs(num_steps, epochs), *callbacks],
                 **kwargs,
             )
+
+    def _array_of_labels(self, y):
+        """Return the labels of token ids as Keras takes them: no list, no names."""
+        if isinstance(y, list) and y and np.ndim(y[0]) == 0:
+            y = np.array(y)
+        if self.task.has_classes and getattr(getattr(y, "dtype", None), "kind", "") in "OU":
+            y = np.array(self.task.encode_labels(as_list(y, "y"), {}, "y[{}]"))
+        return y
 
     def _check_callbacks(self, callbacks):
         """Raise UserError for callbacks that would fail in the middle of a `fit`."""
@@ -870,6 +898,7 @@ class TaskModel(keras.Model):
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
+            y = self._array_of_labels(y)
             return super().evaluate(
                 *(x, y, batch_size, verbose, sample_weight, steps, callbacks),
                 return_dict=return_dict,
@@ -1065,10 +1094,11 @@ class TaskModel(keras.Model):
             run.vocabulary.sha256 == self.vocabulary.sha256 and origins[0] == origins[1]
         )
 
-    def freeze(self, num_layers: int) -> None:
+    def freeze(self, num_layers: int | None) -> None:
         """Exclude the embeddings and the lowest `num_layers` encoder layers from training.
 
-        A compiled model is compiled again; the optimizer's moments start from 0.
+        `None` trains all again. A compiled model is compiled again; the optimizer's moments start
+        from 0.
         """
         self.encoder.freeze(num_layers)
         self.frozen_layers = to_python(num_layers)
@@ -1086,20 +1116,20 @@ class TaskModel(keras.Model):
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Run one step of `fit`, that of `TrainStep`; return the means of the epoch so far."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        outputs, terms, norm = self._step.on_batch(
-            (x, *self._targets(y, weights)), self._loss_means.is_finite()
-        )
+        y, weights = self._targets(y, weights)
+        outputs, terms, norm = self._step.on_batch((x, y, weights), self._loss_means.is_finite())
         self._loss_means.update_state(terms, norm)
         if self._num_parts > 1:
             y, weights = unstacked((y, weights))
-        return self.compute_metrics(x, y, outputs, weights)
+        return self._compiled_metrics(x, y, weights, outputs)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Run one step of `evaluate` on token ids; return the means so far."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        y, weights = self._targets(y, weights)
         outputs = self(x, training=False)
-        self._loss_means.update_state(self._step.sums_of(*self._targets(y, weights), outputs))
-        return self.compute_metrics(x, y, outputs, weights)
+        self._loss_means.update_state(self._step.sums_of(y, weights, outputs))
+        return self._compiled_metrics(x, y, weights, outputs)
 
     def _targets(self, y, weights):
         """Return labels and weights by output, of what Keras allows."""
@@ -1108,16 +1138,34 @@ class TaskModel(keras.Model):
             y = dict(zip(sorted(names), y, strict=True))
         labels = y if isinstance(y, Mapping) else dict.fromkeys(names, y)
         by_name = weights if isinstance(weights, Mapping) else dict.fromkeys(names, weights)
-        return labels, {name: by_name.get(name) for name in names}
+        weights = {name: by_name.get(name) for name in names}
+        if self.task.has_lists_of_labels or self._num_parts > 1:
+            return labels, weights
+        # Those of token ids may be (B, 1), which would be broadcast with the losses (B,).
+        return tuple(
+            {name: without_axis(values) for name, values in of_rows.items()}
+            for of_rows in (labels, weights)
+        )
+
+    def _compiled_metrics(self, x, y, weights, outputs):
+        """Return the means of the loss and of the metrics of `compile` so far."""
+        has_weights = any(values is not None for values in weights.values())
+        return self.compute_metrics(x, y, outputs, weights if has_weights else None)
 
     # Methods of Keras for token ids, which strings have others for.
 
     def train_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch of token ids; strings are trained with `fit`."""
         _check_token_ids(x, "train_on_batch", "fit")
+        if not self.compiled or isinstance(innermost(self.optimizer)._learning_rate, FitSchedule):
+            raise UserError(
+                "train_on_batch: expected an optimizer with a rate outside of fit, since the rate "
+                "of the default one ends at 0; call compile(AdamW(2e-5))"
+            )
         if self._num_parts > 1:
             raise UserError(_NO_PARTS)
-        return super().train_on_batch(x, *args, **kwargs)
+        with self._changing_weights():
+            return super().train_on_batch(x, *args, **kwargs)
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate a batch of token ids; strings are evaluated with `evaluate`."""
@@ -1158,6 +1206,11 @@ class TaskModel(keras.Model):
         super().load_weights(filepath, *args, **kwargs)
         self.has_new_head = False
 
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Set all weights, and with them a head; see keras.Model.set_weights."""
+        super().set_weights(weights)
+        self.has_new_head = False
+
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
         task = self.task
@@ -1180,6 +1233,11 @@ class TaskModel(keras.Model):
             "frozen_layers": self.frozen_layers,
             "record": self.record,
             "has_new_head": self.has_new_head,
+            "untrained": [
+                path
+                for path, variable in model_variables(self.network).items()
+                if not variable.trainable
+            ],
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }
 

@@ -47,6 +47,7 @@ class MaskedLmTask(Task):
     input_names = ("text",)
     losses = LOSSES
     accuracies = tuple(LOSSES)
+    has_lists_of_labels = True
     no_labels = (
         "the run is only pretrained and cannot be evaluated on labelled rows; use "
         "bert-tf pretrain --eval_shards"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import BertConfig, Encoder
+from bert_tf import BertConfig, Encoder, UserError
 from bert_tf.model import encoder as encoder_module
 from bert_tf.model import fused_kernels
 from bert_tf.model.layout import PackedLayout
@@ -175,6 +175,21 @@ def test_missing_inputs_are_one_segment_without_padding(config, inputs_BL, missi
     assert_same_outputs(encoder(given), encoder(explicit))
     if len(missing) == 2:
         assert_same_outputs(encoder(ids_BL), encoder(explicit))
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        ("input_mask", "attention_mask"),
+        ("input_mask", "padding_mask"),
+        ("segment_ids", "token_type_ids"),
+        ("input_ids", "token_ids"),
+    ],
+)
+def test_inputs_named_as_elsewhere_are_not_ignored(config, inputs_BL, own, other):
+    inputs = {other if name == own else name: values for name, values in inputs_BL.items()}
+    with pytest.raises(UserError, match=f"{other}: unknown input of the encoder; rename it to "):
+        Encoder(config)(inputs)
 
 
 def test_flat_inputs_without_segments_are_one_segment(config):

@@ -41,6 +41,27 @@ def test_a_scalar_is_updated(optimizer_class):
     assert temperature.numpy() == pytest.approx(1.9, abs=1e-5)
 
 
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+def test_a_checkpoint_of_tensorflow_holds_the_moments(optimizer_class, tmp_path):
+    """As loops of the user save them."""
+    variable = keras.Variable([2.0, 3.0], name="kernel")
+    saved, restored = (optimizer_class(0.1) for _ in range(2))
+    saved.apply([tf.constant([1.0, -1.0])], [variable])
+    path = tf.train.Checkpoint(optimizer=saved).save(str(tmp_path / "checkpoint"))
+    restored.build([variable])
+    tf.train.Checkpoint(optimizer=restored).restore(path).assert_existing_objects_matched()
+    for first, second in zip(saved.variables, restored.variables, strict=True):
+        np.testing.assert_array_equal(first, second)
+    assert int(restored.iterations.numpy()) == 1
+
+
+def test_a_loss_without_a_variable_is_named():
+    """In a loop of the user, whose tape may have seen another model."""
+    variable = keras.Variable(2.0)
+    with pytest.raises(ValueError, match="no variable has a gradient"):
+        AdamW(0.5).apply_gradients([(None, variable)])
+
+
 def test_reads_before_an_update_keep_their_value():
     """Check a value read earlier, because the kernel updates the variable in place."""
     variables = [tf.Variable(tf.ones([512, 64])) for _ in range(3)]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf import AdamW, FitSchedule, UserError
 from bert_tf.errors import DivergenceError
 from bert_tf.train import step
-from tasks import AnomalyDetector, TextClassifier, load_model
+from tasks import AnomalyDetector, TextClassifier, TextRegressor, load_model
 from tasks.model import task_model
 from tests import small
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS
@@ -35,6 +35,10 @@ def no_dropout(tmp_path_factory, config, vocabulary):
 
 def create(path, **options):
     return TextClassifier.from_pretrained(path, labels=LABELS, max_seq_length=12, **options)
+
+
+def token_ids(model):
+    return {name: value.numpy() for name, value in model.preprocessor(ROWS).items()}
 
 
 def rates_of(schedule, counts):
@@ -294,10 +298,124 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was(directory):
 def test_token_ids_end_what_was_tuned_too(directory):
     model = create(directory, calibrate=True)
     model.tune(ROWS, NAMES)
-    inputs = {name: value.numpy() for name, value in model.preprocessor(ROWS).items()}
     labels = np.array([LABELS.index(name) for name in NAMES], np.int32)
-    model.fit(inputs, {"label": labels}, epochs=1, verbose=0)
+    model.fit(token_ids(model), {"label": labels}, epochs=1, verbose=0)
     assert model.task.untuned_fields and not model.has_new_head
+
+
+@pytest.mark.medium
+def test_the_schedule_of_token_ids_counts_the_rows_that_are_trained_on(directory):
+    model = create(directory)
+    rows = token_ids(model), np.array(IDS[: len(ROWS)])
+    for options in ({"validation_split": 0.5}, {"validation_split": 0.5, "validation_data": rows}):
+        model.fit(*rows, batch_size=2, epochs=2, verbose=0, **options)
+        assert float(model.optimizer.learning_rate.numpy()) == 0.0
+
+
+def test_fits_in_a_row_draw_the_orders_of_one_fit(directory, monkeypatch):
+    """In a loop of fits of one epoch, too; a step then has other rows than before."""
+
+    def keras_fit(model, batches, **options):
+        orders[-1] += [y["value"].numpy().tolist() for _, y, _ in batches]
+        model.optimizer.iterations.assign(len(orders[-1]))
+
+    monkeypatch.setattr(keras.Model, "fit", keras_fit)
+    orders = []
+    for epochs in ([3], [1, 1, 1]):
+        model = TextRegressor.from_pretrained(directory, max_seq_length=12)
+        orders.append([])
+        for number in epochs:
+            model.fit(ROWS, np.arange(9.0), batch_size=4, epochs=number)
+    assert orders[0] == orders[1] and orders[0][:3] != orders[0][3:6]
+    backup = keras.callbacks.BackupAndRestore("backup")
+    model.fit(ROWS, np.arange(9.0), batch_size=4, epochs=1, callbacks=[backup])
+    assert orders[1][9:] == orders[0][:3]
+
+
+@pytest.mark.medium
+def test_labels_and_weights_of_token_ids_may_have_an_axis(no_dropout):
+    """As in Keras: broadcast with the errors (B,), they would pair all rows with all others."""
+    values, weights = np.arange(9.0), np.linspace(0.5, 2, 9)
+    found = []
+    for as_column in (lambda array: array, lambda array: array[:, np.newaxis]):
+        model = TextRegressor.from_pretrained(no_dropout, max_seq_length=12)
+        model.compile(keras.optimizers.SGD(1e-2), metrics=["mse"])
+        rows, y = token_ids(model), as_column(values)
+        history = model.fit(
+            *(rows, y), sample_weight=as_column(weights), shuffle=False, batch_size=4, verbose=0
+        ).history
+        found.append([*history.values(), model.evaluate(rows, y, verbose=0)["loss"]])
+    np.testing.assert_allclose(np.hstack(found[0]), np.hstack(found[1]), rtol=1e-5)
+
+
+@pytest.mark.medium
+def test_labels_of_token_ids_may_be_names_and_lists(no_dropout):
+    model, ids = create(no_dropout), [LABELS.index(name) for name in NAMES]
+    model.compile(keras.optimizers.SGD(0.0))
+    rows, losses = token_ids(model), []
+    for y in (np.array(ids), ids, NAMES, np.array(NAMES)):
+        history = model.fit(rows, y, validation_data=(rows, y), verbose=0).history
+        losses += [*history["val_loss"], model.evaluate(rows, y, verbose=0)["loss"]]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+    with pytest.raises(UserError, match=r"y\[8\]: .*'other'"):
+        model.fit(rows, [*NAMES[:-1], "other"])
+
+
+@pytest.mark.medium
+def test_a_head_that_was_set_or_trained_batch_by_batch_is_not_new(directory):
+    model, other = (create(directory, calibrate=True) for _ in range(2))
+    model.tune(ROWS, NAMES)
+    batch = token_ids(model), np.array(IDS[: len(ROWS)])
+    for compile_model in (lambda: None, model.compile):  # The schedule of fit ends at 0.
+        compile_model()
+        with pytest.raises(UserError, match=r"^train_on_batch: .*; call compile\(AdamW\(2e-5\)\)"):
+            model.train_on_batch(*batch)
+    model.compile(AdamW(1e-3))
+    model.train_on_batch(*batch)
+    other.set_weights(model.get_weights())
+    assert not model.has_new_head and not other.has_new_head
+    assert model.task.untuned_fields
+
+
+# Layers that are not trained.
+
+
+def moved(model):
+    """Return the names of the variables that a fit changes."""
+    before = weights_of(model)
+    model.compile(keras.optimizers.SGD(1e-1))
+    model.fit(ROWS, NAMES, epochs=1, verbose=0)
+    return {name for name, value in weights_of(model).items() if (value != before[name]).any()}
+
+
+@pytest.mark.medium
+def test_a_file_keeps_which_layers_are_trained(directory, tmp_path):
+    model = create(directory)
+    model.encoder.trainable = False
+    model.compile()
+    model.fit(ROWS, NAMES, epochs=1, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = load_model(tmp_path / "model.keras")
+    assert int(loaded.optimizer.iterations.numpy()) == int(model.optimizer.iterations.numpy()) > 0
+    assert moved(loaded) == {"classifier/kernel", "classifier/bias"}
+
+
+@pytest.mark.medium
+def test_frozen_layers_are_trained_again(directory, tmp_path):
+    model, other = (create(directory, frozen_layers=1) for _ in range(2))
+    model.freeze(None)
+    other.encoder.trainable = False
+    other.encoder.trainable = True  # As Keras does it; the layers below get their gradient again.
+    other.save(tmp_path / "model.keras")
+    for one in (model, other, load_model(tmp_path / "model.keras")):
+        assert "bert/embeddings/word_embeddings" in moved(one)
+
+
+def test_a_model_without_weights_to_train_is_refused_in_one_line(directory):
+    model = create(directory)
+    model.trainable = False
+    with pytest.raises(UserError, match="^the loss depends on no weight that is trained; freeze"):
+        model.fit(ROWS, NAMES, epochs=1, verbose=0)
 
 
 @pytest.mark.medium

@@ -11,6 +11,7 @@ from bert_tf import UserError
 from tasks.model import keras_names
 from tasks.model.keras_names import compile_arguments as resolve
 from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.masked_lm import MaskedLmTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering import QuestionAnsweringTask
 from tasks.types.regression import RegressionTask
@@ -24,6 +25,7 @@ NUMBER = RegressionTask(max_seq_length=8)
 TAGS = TaggingTask(max_seq_length=8, labels=("O", "B-X", "I-X"), doc_stride=2)
 CHOICE = MultipleChoiceTask(max_seq_length=8)
 SPAN = QuestionAnsweringTask(max_seq_length=8, doc_stride=2, max_query_length=2)
+MASKED = MaskedLmTask(max_seq_length=8)
 LABELS = {
     THREE: np.array([2, 0, 1, 1]),
     TWO: np.array([1, 0, 1, 1]),
@@ -72,8 +74,9 @@ def test_a_focal_loss_gets_logits():
     assert loss.from_logits
 
 
-@pytest.mark.parametrize(("task", "outputs"), [(TAGS, 1), (CHOICE, 1), (SPAN, 2)])
+@pytest.mark.parametrize(("task", "outputs"), [(TAGS, 1), (CHOICE, 1), (SPAN, 2), (MASKED, 2)])
 def test_all_outputs_get_the_loss(task, outputs):
+    assert len(resolve(task)["loss"]) == len(resolve(task)["weighted_metrics"]) == outputs
     found = resolve(task, SPARSE)["loss"]
     assert [loss.function for loss in found.values()] == list(task.losses.values())
     assert len(found) == outputs
