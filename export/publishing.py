@@ -192,14 +192,9 @@ def _publish(model, output_dir, precision, portable, device, gate, log, write):
         ) from None
 
 
-def versions(directory: os.PathLike | str) -> list[int]:
-    """Return the numbers of the published versions in a directory, oldest first."""
-    return list(version_directories(directory))
-
-
 def _next_version(output_dir):
     """Return the number of the next version, which is 1 if there is no directory yet."""
-    newest = max(versions(output_dir), default=0) if output_dir.exists() else 0
+    newest = max(version_directories(output_dir), default=0) if output_dir.exists() else 0
     if newest >= MAX_VERSION:
         raise UserError(
             f"--output_dir={output_dir}: has version {newest}, the highest that TensorFlow Serving "

@@ -5,17 +5,15 @@ Shape suffixes: N added entries.
 
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from bert_tf.errors import UserError
 from bert_tf.storage import files
-from bert_tf.text.vocabulary import MAX_BYTES, Vocabulary
+from bert_tf.text.vocabulary import MAX_BYTES, UNUSED, Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
 
-UNUSED = re.compile(r"\[unused\d+\]")
 _WORDS = "bert/embeddings/word_embeddings"
 _POSITIONS = "bert/embeddings/position_embeddings"
 _OUTPUT_BIAS = "masked_lm/output_bias"

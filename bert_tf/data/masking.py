@@ -8,7 +8,6 @@ Shape suffixes: B batch size, L sequence length, P maximum predictions per seque
 vocabulary size.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +16,9 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.model.random_bits import GAMMA, mix, random_int63
-from bert_tf.text.vocabulary import SPECIALS, Vocabulary
+from bert_tf.text.vocabulary import SPECIALS, UNUSED, Vocabulary
 
 _ACTIONS, _OTHERS = np.uint64(0x5851F42D4C957F2D), np.uint64(0x14057B7EF767814F)
-_UNUSED = re.compile(r"\[unused\d+\]")
 
 
 class MaskGenerator:
@@ -54,7 +52,7 @@ class MaskGenerator:
             [
                 index
                 for index, entry in enumerate(entries)
-                if replace_with_any or not (entry in SPECIALS or _UNUSED.fullmatch(entry))
+                if replace_with_any or not (entry in SPECIALS or UNUSED.fullmatch(entry))
             ],
             np.int32,
         )

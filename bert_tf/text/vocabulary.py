@@ -2,12 +2,14 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable
 
 from bert_tf.errors import UserError
 from bert_tf.storage import files
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+UNUSED = re.compile(r"\[unused\d+\]")  # Entries that are kept for words to come.
 MAX_BYTES = 64 << 20  # The largest released vocabulary (multilingual) has 1 MB.
 MAX_ENTRIES = 2_000_000  # The largest released vocabulary of WordPiece has 501,153.
 

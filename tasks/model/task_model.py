@@ -315,12 +315,9 @@ class TaskModel(keras.Model):
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> dict[str, tf.Tensor]:
         """Convert Python strings to token ids first, since Keras accepts tensors only."""
         check_not_forked(self._process)
-        return super().__call__(self._token_ids(inputs), *args, **kwargs)
-
-    def _token_ids(self, inputs):
-        if isinstance(inputs, Mapping) and not set(self.task.input_names) & set(inputs):
-            return inputs
-        return self.preprocessor(inputs)
+        if not isinstance(inputs, Mapping) or set(self.task.input_names) & set(inputs):
+            inputs = self.preprocessor(inputs)
+        return super().__call__(inputs, *args, **kwargs)
 
     def call(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None

@@ -22,11 +22,12 @@ from export.clients.local_client import LocalClient
 from export.export_saved_model import ExportSettings, main
 from export.graph import served_encoder
 from export.graph.saved_model import write_saved_model
-from export.publishing import publish, versions
+from export.publishing import publish
 from export.request import RequestSettings
 from tasks.data.readers.memory import jsonable
 from tasks.finetuning.recipe import finetune
 from tasks.graph.pipeline import Pipeline
+from tasks.graph.published import version_directories
 from tasks.model.loading import load_model
 from tests import small
 from tests.conftest import ROOT
@@ -276,7 +277,7 @@ def test_an_unaltered_copy_is_published_as_the_next_version(trained, tmp_path):
     same = altered(trained)
     path = publish(trained, tmp_path, write=lambda right, *rest: write_saved_model(same, *rest))
     assert path == tmp_path / "13"
-    assert versions(tmp_path) == [7, 12, 13]
+    assert list(version_directories(tmp_path)) == [7, 12, 13]
 
 
 @pytest.mark.slow

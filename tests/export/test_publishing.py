@@ -21,7 +21,7 @@ from bert_tf.storage import ownership
 from export import publishing
 from export.checks import isolated_runner, parity
 from export.package import version_files, warmup
-from export.publishing import publish, versions
+from export.publishing import publish
 from tasks.graph.published import published_version, version_directories
 from tasks.model.loading import load_model
 from tasks.types.classification.text_classifier import ClassificationTask
@@ -100,7 +100,7 @@ def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
 
     def poll():
         while not is_over.is_set():
-            for version in versions(output_dir) if output_dir.exists() else ():
+            for version in version_directories(output_dir) if output_dir.exists() else ():
                 files = sorted(path.name for path in (output_dir / str(version)).iterdir())
                 seen.add((version, tuple(files)))
 
@@ -111,7 +111,7 @@ def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
     is_over.set()
     poller.join()
     assert {files for _, files in seen} == {("first", "last")} and len(seen) > 10
-    assert versions(output_dir) == list(range(1, 51))
+    assert list(version_directories(output_dir)) == list(range(1, 51))
     assert [path.name for path in output_dir.glob(".*")] == [ownership.MARKER]
 
 
@@ -121,7 +121,7 @@ def test_versions_are_the_names_that_tensorflow_serving_reads(tmp_path, without_
         (tmp_path / name).mkdir()
     (tmp_path / "8").touch()
     found = version_directories(tmp_path)
-    assert list(found) == versions(tmp_path) == [2, 3, 7]
+    assert list(found) == [2, 3, 7]
     assert [os.path.basename(path) for path in found.values()] == ["2", "3", "007"]
     assert published_version(tmp_path) is None
     (tmp_path / "007" / "saved_model.pb").touch()
@@ -131,7 +131,7 @@ def test_versions_are_the_names_that_tensorflow_serving_reads(tmp_path, without_
     (tmp_path / newest).mkdir()
     with pytest.raises(UserError, match=f"has version {newest}, the highest that TensorFlow Serv"):
         publish("run", tmp_path, write=fake())
-    assert versions(tmp_path)[-2:] == [8, int(newest)]
+    assert list(version_directories(tmp_path))[-2:] == [8, int(newest)]
 
 
 def contents(output_dir):
@@ -333,7 +333,7 @@ def test_a_poller_can_load_every_version_that_it_sees(
 
     def poll():
         while not is_over.wait(0.001):
-            for version in set(versions(tmp_path)) - set(seen):
+            for version in set(version_directories(tmp_path)) - set(seen):
                 seen[version] = hashes(tmp_path / str(version))
 
     poller = threading.Thread(target=poll)

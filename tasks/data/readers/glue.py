@@ -168,15 +168,13 @@ def _column_indices(name, file, labelled, header):
     return columns
 
 
-def _is_malformed(task, fields, header):
-    if task.counts_from_end:
-        return len(fields) < len(task.columns) + (task.label_column in header)
-    return len(fields) != len(header)
-
-
 def _example(fields, name, labelled, header, columns, location):
     task = GLUE[name]
-    if _is_malformed(task, fields, header):
+    if task.counts_from_end:
+        is_malformed = len(fields) < len(task.columns) + (task.label_column in header)
+    else:
+        is_malformed = len(fields) != len(header)
+    if is_malformed:
         is_known = task.has_malformed and labelled
         raise (KnownRowError if is_known else RowError)(
             f"expected {len(header)} fields, received {len(fields)}. Columns: {quoted(header)}"
