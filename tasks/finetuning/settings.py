@@ -406,7 +406,8 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         task = {"kind": kind, **options}
         of_train = {**task, "has_teacher": self.teacher is not None}
         # An embedder reads single texts; --text_b_column is of pairs that it learns.
-        of_others = {**task, "text_columns": ("text",)} if self._learns_pairs(task) else task
+        learns_pairs = kind == "similarity" and len(options.get("text_columns", ())) == 2
+        of_others = {**task, "text_columns": ("text",)} if learns_pairs else task
         data = DataRows(
             {
                 self.train: read_file(of_train, self.train),
@@ -456,9 +457,6 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != self._default(field)
         }
-
-    def _learns_pairs(self, task):
-        return task["kind"] == "similarity" and len(task.get("text_columns", ())) == 2
 
     def _default(self, field):
         default = field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)
