@@ -128,8 +128,9 @@ class TrainingLoop:
                 is_saved = is_last or any(step % every == 0 for every in self._save_intervals)
                 is_logged = is_last or step % self.log_every == 0
                 # Results are read one call late, so that a GPU never waits for Python, unless
-                # something is due that needs them.
-                logs = self._read(unread, 0 if is_saved or is_logged else 1, step, clock) or logs
+                # something is due that needs them. The end of the first call starts the clock.
+                is_read = is_saved or is_logged or logs is None
+                logs = self._read(unread, 0 if is_read else 1, step, clock) or logs
                 progress.move(step)
                 if is_logged:
                     self._log_step(step, logs, clock, progress)
