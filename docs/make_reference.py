@@ -54,7 +54,9 @@ from export import LocalClient, publish
 ```
 
 These are the public names. They are imported lazily: TensorFlow is loaded with the first one that
-needs it. [Python and Keras](python.md) shows how they are used.
+needs it. [Python and Keras](python.md) shows how they are used. In the examples, `PATH` is the path
+of [pretrained weights](checkpoints.md), `texts` and `labels` are lists of strings, and `RUN` is the
+run of a classifier.
 """
 
 
@@ -260,6 +262,29 @@ def arguments(text: str) -> str:
     return heading + rest
 
 
+def with_types(text: str, task_class: type) -> str:
+    """Return a docstring with the types and defaults of the options of `from_pretrained`."""
+    before, heading, options = text.partition("Options of `from_pretrained`:\n")
+    found = inspect.signature(task_class).parameters
+    makers = [
+        vars(base)["from_options"]
+        for base in reversed(task_class.__mro__)
+        if "from_options" in vars(base)
+    ]
+    for maker in makers:  # What it converts has another type than the field.
+        found = {**found, **inspect.signature(maker.__func__).parameters}
+
+    def typed(match: re.Match[str]) -> str:
+        name, meaning = match.groups()
+        option = found[name]
+        is_shown = isinstance(option.default, str | int | float) and "by default" not in meaning
+        default = f", by default {option.default!r}" if is_shown else ""
+        return f"    {name}: `{annotation(option.annotation)}`{default}. {meaning}"
+
+    entry = r"(?m)^    (\w+): (.*(?:\n        .*)*)"
+    return before + heading + re.sub(entry, typed, options)
+
+
 def class_section(name: str, owner: type, without: tuple[type, ...]) -> Iterator[str]:
     """Yield the lines of a class: constructor, docstring, methods."""
     text = inspect.cleandoc(owner.__doc__ or "")
@@ -268,7 +293,9 @@ def class_section(name: str, owner: type, without: tuple[type, ...]) -> Iterator
         yield from ("```python", *signature(name, owner, bound=False), "```", "")
         if made_by.__doc__ != owner.__doc__:
             text += "\n\n" + arguments(made_by.__doc__ or "")
-    yield from docstring(text)
+        if "Args:\n" not in text:
+            text += "\n\n" + arguments(vars(made_by)["__init__"].__doc__ or "")
+    yield from docstring(with_types(text, owner.task_class) if without else text)
     for method, value in methods(owner, without):
         inner = getattr(value, "__func__", value)
         yield from (f"#### {name}.{method}", "")

@@ -158,7 +158,7 @@ def table(drawing: str) -> str:
     for start, end in re.findall(r"(\w+) --> (\w+)", drawing):
         arrows.setdefault(names[start], []).append(f"`{names.get(end, end)}`")
     rows = [f"| `{start}` | {', '.join(ends)} |" for start, ends in sorted(arrows.items())]
-    return "\n".join(["| room | imports |", "|---|---|", *rows, ""])
+    return "\n".join(["| subpackage | imports |", "|---|---|", *rows, ""])
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -54,6 +54,9 @@ def publish(
 ) -> pathlib.Path:
     """Publish a trained model as the next version in a directory of versions.
 
+        version = publish("RUN", "MODELS/name")
+        LocalClient(version).predict({"text": ["My invoice is wrong."]})["label"]
+
     The files are written on the same file system, under a name that servers ignore. They are
     renamed once they have passed the parity check. After any error nothing is published.
 

@@ -1,6 +1,7 @@
 """The snippets of the pages about Python and of README.md, run in order with a tiny model."""
 
 import dataclasses
+import inspect
 import os
 import re
 import shlex
@@ -10,6 +11,9 @@ import sys
 import pytest
 import tensorflow as tf
 
+import bert_tf
+import export
+import tasks
 from tests import small
 from tests.bert_tf.test_head_weights import MASKED_LM, add_heads
 from tests.conftest import ROOT
@@ -112,9 +116,30 @@ def test_the_commands_of_the_task_type_run(namespace, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_examples_of_the_reference_run(namespace, vocabulary, tmp_path):
+    vocabulary.save(tmp_path / "vocab.txt")
+    public = {
+        name: getattr(package, name)
+        for package in (bert_tf, tasks, export)
+        for name in package.__all__
+    }
+    namespace |= {"tf": tf, **public}
+    examples = {
+        name: example[1].replace("\n    ", "\n").strip()
+        for name, value in public.items()
+        if (example := re.search(r"\n\n((?:    .+\n)+)", inspect.getdoc(value) or ""))
+    }
+    namespace["TextClassifier"].from_pretrained(namespace["PATH"], labels=["a", "b"]).save_run(
+        "RUN"
+    )
+    run(examples.values(), namespace)
+    assert {"TextEmbedder", "Encoder", "Tokenizer", "load_model", "publish"} <= {*examples}
+
+
+@pytest.mark.slow
 def test_the_snippet_of_the_readme_runs(namespace, tmp_path):
     (source,) = snippets((ROOT / "README.md").read_text(encoding="utf-8"))
-    namespace["WEIGHTS"] = namespace["PATH"]
+    (tmp_path / "WEIGHTS").symlink_to(namespace["PATH"])
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "complaints").symlink_to(tmp_path)
     run([source], namespace)

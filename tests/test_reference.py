@@ -1,6 +1,8 @@
 """The pages that are generated from the code."""
 
 import importlib.util
+import inspect
+import re
 import subprocess
 import sys
 
@@ -33,6 +35,33 @@ def test_the_reference_has_every_command_and_public_name(reference):
     for package in reference.PACKAGES:
         for name in importlib.import_module(package).__all__:
             assert f"### {name}" in headings
+
+
+def test_each_model_has_an_example_and_typed_options(reference):
+    import tasks
+    from tasks.model.task_model import TaskModel
+
+    sections = dict(re.findall(r"(?s)\n### (\w+)\n(.*?)(?=\n###? |$)", reference.api()))
+    for name in tasks.__all__:
+        owner = getattr(tasks, name)
+        if isinstance(owner, type) and issubclass(owner, TaskModel):
+            section = sections[name]
+            assert f"model = {name}.from_pretrained(PATH" in section
+            options = section.partition("Options of `from_pretrained`:")[2].partition("\n####")[0]
+            assert {*re.findall(r"^- `(\w+)`: `", options, re.MULTILINE)} == {*owner.options}
+
+
+def test_each_argument_of_a_public_name_is_described(reference):
+    from tasks.model.task_model import TaskModel
+
+    sections = dict(re.findall(r"(?s)\n### (\w+)\n(.*?)(?=\n###? |$)", reference.api()))
+    for package in map(importlib.import_module, reference.PACKAGES):
+        for name in package.__all__:
+            value = getattr(package, name)
+            is_class = isinstance(value, type)
+            if callable(value) and not (is_class and issubclass(value, TaskModel | Exception)):
+                described = re.findall(r"^- `\**(\w+)`: ", sections[name], re.MULTILINE)
+                assert {*inspect.signature(value).parameters} <= {*described}, name
 
 
 def test_each_command_is_shown_with_an_example(reference):

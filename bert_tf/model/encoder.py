@@ -22,6 +22,9 @@ from bert_tf.model.layout import infer_layout, with_defaults
 class Encoder(keras.layers.Layer):
     """BERT encoder: embeddings, post-norm Transformer layers and pooler (Devlin et al. 2019).
 
+        encoder = Encoder.from_pretrained(PATH)
+        encoder(tf.constant([[2, 5, 6, 3]]))["sequence"]  # float32 (1, 4, H)
+
     Args:
         config: `BertConfig`, or its dict form as stored in a Keras config.
         name: Layer name. Defaults to "bert".

@@ -58,6 +58,11 @@ def map_tokens(function: Callable[[tf.RaggedTensor], tf.RaggedTensor], tokens: T
 class Tokenizer(tf.Module):
     """WordPiece tokenizer, equal to FullTokenizer of google-research/bert (Devlin et al. 2019, 3).
 
+        vocabulary = Vocabulary.load("vocab.txt")
+        tokenizer = Tokenizer(vocabulary, do_lower_case=True)
+        tokens = tokenizer.tokenize(tf.constant(["My bill.", "My app."]))
+        to_padded(pack([tokens], vocabulary, max_seq_length=128), vocabulary)["input_ids"]
+
     Args:
         vocabulary: Entries and ids.
         do_lower_case: Lower-cases the text.

@@ -195,14 +195,14 @@ def read_pretrained(
     """Read a run, or a directory of another library.
 
     These are Hugging Face and sentence-transformers directories, TensorFlow checkpoints and
-    keras-nlp presets.
+    keras-hub presets.
 
     Args:
-        path: Directory, prefix of a TensorFlow checkpoint, or the name of a published keras-nlp
+        path: Directory, prefix of a TensorFlow checkpoint, or the name of a published keras-hub
             preset. Only runs may be remote.
         do_lower_case: Overrides the source's setting.
-        config_file: bert_config.json of a TensorFlow checkpoint, if it is not beside it.
-        vocab_file: vocab.txt of a TensorFlow checkpoint, if it is not beside it.
+        config_file: bert_config.json of a TensorFlow checkpoint, if it is not next to it.
+        vocab_file: vocab.txt of a TensorFlow checkpoint, if it is not next to it.
         labels: Names of the labels of a fine-tuned model, in the order of its outputs; by default
             those of its configuration, or the numbers from 0.
         pairs: Whether a fine-tuned sequence classifier or regressor reads pairs of texts.
@@ -240,7 +240,7 @@ def check(
     With `as_embedder`, also check that the vectors of an embedder can be computed.
 
     Returns:
-        `BertConfig`, or `None` if only TensorFlow can read it (remote paths, published keras-nlp
+        `BertConfig`, or `None` if only TensorFlow can read it (remote paths, published keras-hub
         presets).
 
     Raises:
@@ -407,7 +407,7 @@ def _reader_of(path, config_file=None, vocab_file=None):
     for kind, reader in (
         ("sentence-transformers directory", sentence_transformers),
         ("Hugging Face directory", huggingface),
-        ("keras-nlp preset", keras_preset),
+        ("keras-hub preset", keras_preset),
     ):
         if reader.is_directory_of(directory):
             return reader, directory, f"{kind} {name}"
@@ -422,7 +422,7 @@ def _reader_of(path, config_file=None, vocab_file=None):
         raise UserError(
             f"{directory}: no model found{there}; expected a run directory (config.json, "
             "vocab.txt, checkpoints/), a Hugging Face directory (model.safetensors), a Google "
-            "release (bert_config.json) or a keras-nlp preset"
+            "release (bert_config.json) or a keras-hub preset"
         )
     if downloaded := huggingface.find_cached(str(path)):
         snapshot, commit = downloaded
@@ -432,7 +432,7 @@ def _reader_of(path, config_file=None, vocab_file=None):
             command = huggingface.download_command(str(path))
             raise UserError(f"{error}; to download it, run: {command}") from None
         return reader, where, f"Hugging Face model {path}{commit and f', revision {commit}'}"
-    return keras_preset, str(path), f"keras-nlp preset {path}"
+    return keras_preset, str(path), f"keras-hub preset {path}"
 
 
 def _other_format(path):

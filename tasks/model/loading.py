@@ -19,6 +19,8 @@ from tasks.model.task_model import TaskModel
 def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -> TaskModel:
     """Load a run directory or a .keras file of any task type.
 
+        load_model("RUN").predict_rows(["My invoice is wrong."])
+
     Args:
         path: Run directory, or file written by `TaskModel.save`.
         checkpoint: Name of a directory in the run's checkpoints; by default the best, else the

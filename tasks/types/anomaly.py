@@ -385,6 +385,11 @@ class AnomalyTask(TextTask):
 class AnomalyDetector(TaskModel):
     """Detector of texts unlike those of training, by an autoencoder on a frozen encoder.
 
+        model = AnomalyDetector.from_pretrained(PATH, latent_dim=4)
+        dev = (["My invoice is wrong.", "It rains."], [False, True])
+        model.fit(texts, validation_data=dev, epochs=1)
+        model.predict(["The sun is shining."])["is_anomaly"]  # bool (1,)
+
     Options of `from_pretrained`:
         latent_dim: Size of the autoencoder's code.
         false_alarm_rate: Largest fraction of normal validation texts that the threshold flags.

@@ -182,6 +182,9 @@ class MaskedLmOnlyPipeline(MaskedLmPipeline):
 class MaskedLanguageModel(TaskModel):
     """Masked language model: the most probable tokens at the first [MASK] of a text.
 
+        model = MaskedLanguageModel.from_pretrained(PATH)
+        model.fill_masks("The capital of France is [MASK].", top_k=3)[0]["token"]
+
     `fit` and `evaluate` take datasets of `bert_tf.pretraining.model.to_batch`, for both pretraining
     heads. A run directory records no `max_seq_length`: `load_model` takes all positions.
     """

@@ -114,6 +114,11 @@ class MultipleChoiceTask(Task):
 class MultipleChoice(TaskModel):
     """Selection of one of several texts that continue a prompt.
 
+        rows = {"prompt": ["The sky is"], "choices": [["a fish.", "blue."]]}
+        model = MultipleChoice.from_pretrained(PATH)
+        model.fit(rows, [1], epochs=1)
+        model.predict(rows)["choice"]  # int32 (1,)
+
     Rows have the columns prompt, a string, and choices, a list of strings. Labels of `fit` are the
     indices of the correct choices.
     """

@@ -551,6 +551,11 @@ def _tuned_threshold(best, golds):
 class QuestionAnswerer(TaskModel):
     """Extractive question answering over contexts of any length.
 
+        rows = {"question": ["Who left?"], "context": ["Anna left Rome."]}
+        model = QuestionAnswerer.from_pretrained(PATH)
+        model.fit(rows, [[{"text": "Anna", "start": 0}]], epochs=1)
+        model.predict_rows(rows)[0]["answer"]
+
     Options of `from_pretrained`:
         doc_stride: Tokens between the starts of two windows.
         max_query_length: Maximum tokens per question.

@@ -264,6 +264,11 @@ def _kept(labels, limit):
 class TextRanker(TaskModel):
     """Ranker of the texts of a query by relevance, also of a cross-encoder with one logit.
 
+        rows = {"query": ["opening hours"], "texts": [["It rained.", "We open at nine."]]}
+        model = TextRanker.from_pretrained(PATH)
+        model.fit(rows, [[0, 1]], epochs=1)
+        model.predict(rows)["order"]  # int32 (1, 2)
+
     Rows have the columns query, a string, and texts, a list of strings. Labels of `fit` are lists
     of the relevance of each text, from 0; grades above 1 count as 1 in the binary loss.
 

@@ -86,6 +86,10 @@ class RegressionTask(LabelledTextTask):
 class TextRegressor(TaskModel):
     """Regressor: one number per text or pair.
 
+        model = TextRegressor.from_pretrained(PATH)
+        model.fit(["Never again.", "Very good."], [1.0, 5.0], epochs=1)
+        model.predict(["Very good."])["value"]  # float32 (1,)
+
     Options of `from_pretrained`:
         activation: "identity", or "sigmoid" for numbers from 0 to 1.
         pairs: Whether a row is a pair of texts.

@@ -709,6 +709,10 @@ def _types(label):
 class TokenClassifier(TaskModel):
     """Tagger of entities in texts of any length.
 
+        model = TokenClassifier.from_pretrained(PATH, labels=["PERSON"])
+        model.fit(["Anna left Rome."], [[{"start": 0, "end": 4, "type": "PERSON"}]], epochs=1)
+        model.predict_rows(["Anna left."])[0]["entity_text"]
+
     Options of `from_pretrained`:
         labels: Entity types, or BIO tags with O.
         doc_stride: Tokens between the starts of two windows; by default half a window.

@@ -14,6 +14,7 @@ import tensorflow as tf
 from bert_tf import AdamW
 from bert_tf.runs.checkpoints import CheckpointManager, read
 from bert_tf.runs.run import Run
+from bert_tf.train import loop
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.losses import softmax_cross_entropy
@@ -121,6 +122,21 @@ def test_without_evaluations_a_checkpoint_is_saved_where_they_would_be(train, mo
     monkeypatch.setattr(CheckpointManager, "save", recorded)
     train(scores=None)
     assert saved == [2, 3, 4, 6, 8, 9, 10, 12]
+
+
+def test_the_rate_counts_the_time_of_each_step(train, monkeypatch):
+    """A step takes one second of this clock, and the first one is not counted."""
+    now, steps = [0.0], TrainingLoop._steps
+
+    def timed(self, *arguments):
+        now[0] += 1
+        return steps(self, *arguments)
+
+    monkeypatch.setattr(TrainingLoop, "_steps", timed)
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    run, _ = train(scores=None)
+    rates = [line["examples_per_second"] for line in run.metrics() if "loss" in line]
+    assert rates == [8.0] * 3  # A batch has 8 rows.
 
 
 def test_a_nan_score_is_no_improvement(train):

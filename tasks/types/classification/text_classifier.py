@@ -695,6 +695,10 @@ def _in_order(labels):
 class TextClassifier(TaskModel):
     """Classifier of texts or pairs: sigmoid for two labels, softmax for more, or multi-label.
 
+        model = TextClassifier.from_pretrained(PATH, labels=["billing", "hardware", "software"])
+        model.fit(texts, labels, epochs=1)
+        model.predict_rows(["My invoice is wrong."])[0]["label"]
+
     Options of `from_pretrained`:
         labels: Names of the labels in the order of their ids.
         pairs: Whether a row is a pair of texts.

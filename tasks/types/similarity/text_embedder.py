@@ -679,6 +679,10 @@ class EmbeddingPipeline(Pipeline):
 class TextEmbedder(TaskModel):
     """Embedder: one vector per text or pair.
 
+        model = TextEmbedder.from_pretrained(PATH, normalize=True)
+        model.fit((["my bill", "my router"], ["an invoice", "a modem"]), epochs=1)
+        model.predict(["How do I change my plan?"])  # float32 (1, D)
+
     It is trained on pairs of an anchor and its positive, (anchors, positives) or (anchors,
     positives, negatives); on pairs with a score as y; or on texts with a class as y.
 
