@@ -10,7 +10,7 @@ CORE = [
     f"tensorflow{TENSORFLOW}",
     "tensorflow-text>=2.21.1,<2.22",  # The tokenizer's operations; 2.21.0 is broken.
     "keras>=3.15.1,<3.16",  # Comes with TensorFlow; pinned, since AdamW extends its optimizer.
-    "keras-hub>=0.32.0,<0.33",  # Reads its presets; imported nowhere else.
+    "keras-nlp>=0.32.0,<0.33",  # Reads its presets; imported nowhere else.
     "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; imported for nothing else.
     "numpy>=1.26",
     "scikit-learn>=1.5",  # Metrics of classification.

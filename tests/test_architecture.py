@@ -198,9 +198,9 @@ def test_nothing_imports_a_command_and_only_commands_have_a_main():
         ), path
 
 
-def test_gradients_keras_hub_and_catch_all_names_are_confined():
+def test_gradients_keras_nlp_and_catch_all_names_are_confined():
     assert [path.name for path in SOURCES if "GradientTape" in path.read_text()] == ["step.py"]
-    assert [path.name for path in SOURCES if re.search(r"import keras_hub", path.read_text())] == [
+    assert [path.name for path in SOURCES if re.search(r"import keras_nlp", path.read_text())] == [
         "keras_export.py",
         "keras_preset.py",
     ]
@@ -246,6 +246,7 @@ def test_importing_bert_tf_is_light():
     heavy = (
         "tensorflow",
         "keras",
+        "keras_nlp",
         "keras_hub",
         "apache_beam",
         "matplotlib",
@@ -277,7 +278,7 @@ def test_public_names_exist():
 
 @pytest.mark.medium
 def test_public_names_need_no_extra(imported):
-    optional = {"keras_hub", "apache_beam", "tensorflow_serving"}
+    optional = {"keras_nlp", "keras_hub", "apache_beam", "tensorflow_serving"}
     assert not optional & imported["public names"]
 
 

@@ -138,10 +138,10 @@ def outputs_in_library(
         Function from token ids `(L,)` to float32 outputs "sequence" `(L, H)` and "pooled" `(H,)`.
     """
     try:
-        import keras_hub
+        import keras_nlp
     except ImportError:
         return None
-    backbone = keras_hub.models.BertBackbone.from_preset(str(directory))
+    backbone = keras_nlp.models.BertBackbone.from_preset(str(directory))
 
     def outputs_of(ids):
         outputs = backbone(

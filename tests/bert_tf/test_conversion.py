@@ -256,7 +256,7 @@ def test_the_length_of_words_is_kept_and_read_by_other_libraries(tmp_path, tanh,
 def test_a_preset_holds_heads_of_classification_and_regression(
     tmp_path, tanh, vocabulary, name, inputs_BL
 ):
-    keras_hub = pytest.importorskip("keras_hub")
+    keras_nlp = pytest.importorskip("keras_nlp")
     weights = fine_tuned(tmp_path / "run", tanh, vocabulary, name)
     path = converted(tmp_path / "run", tmp_path / "out", format="keras")
     report = json.loads((path / "conversion.json").read_text())
@@ -265,7 +265,7 @@ def test_a_preset_holds_heads_of_classification_and_regression(
     if name in ("tagging", "span_qa", "multiple_choice"):
         assert f"the {name} head, which keras-hub does not have" in report["dropped"]
         return
-    classifier = keras_hub.models.BertTextClassifier.from_preset(str(path))
+    classifier = keras_nlp.models.BertTextClassifier.from_preset(str(path))
     theirs = classifier(
         {
             "token_ids": inputs_BL["input_ids"],
@@ -273,7 +273,7 @@ def test_a_preset_holds_heads_of_classification_and_regression(
             "segment_ids": inputs_BL["segment_ids"],
         }
     ).numpy()
-    pooled = keras_hub.models.BertBackbone.from_preset(str(path))(
+    pooled = keras_nlp.models.BertBackbone.from_preset(str(path))(
         {
             "token_ids": inputs_BL["input_ids"],
             "padding_mask": inputs_BL["input_mask"],
@@ -295,8 +295,8 @@ def test_a_preset_holds_the_masked_language_model(tmp_path, tanh, vocabulary):
             file["layers/masked_lm_head/_intermediate_dense/vars/0"],
             weights["masked_lm/transform/kernel"],
         )
-    keras_hub = pytest.importorskip("keras_hub")
-    model = keras_hub.models.BertMaskedLM.from_preset(str(path), preprocessor=None)
+    keras_nlp = pytest.importorskip("keras_nlp")
+    model = keras_nlp.models.BertMaskedLM.from_preset(str(path), preprocessor=None)
     head = model.get_layer("mlm_head")
     found = [weight.numpy() for weight in head.weights if weight.shape == (tanh.vocab_size,)]
     np.testing.assert_array_equal(found[0], weights["masked_lm/output_bias"])

@@ -120,7 +120,7 @@ def test_the_small_real_bert_goes_to_google_and_keras(tmp_path, pretrained_dir):
     # The model computes the erf form, which keras-hub does not have.
     with pytest.raises(UserError, match="hidden_act is 'gelu', but keras-hub has 'gelu_new' only"):
         converted(run, tmp_path / "keras", format="keras")
-    pytest.importorskip("keras_hub")
+    pytest.importorskip("keras_nlp")
     tanh = dataclasses.replace(read_pretrained(run).config, hidden_act="gelu_new")
     small.write_huggingface(tmp_path / "tanh", tanh, read_pretrained(run).vocabulary, weights)
     path = converted(tmp_path / "tanh", tmp_path / "keras", format="keras")

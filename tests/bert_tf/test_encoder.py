@@ -63,9 +63,9 @@ def test_erf_and_tanh_differ(config, inputs_BL):
     assert 1e-6 < np.abs(pooled[0] - pooled[1]).max() < 1e-2
 
 
-def test_equals_keras_hub_with_the_same_weights(vocabulary, tmp_path):
-    keras_hub = pytest.importorskip("keras_hub")
-    backbone = keras_hub.models.BertBackbone(
+def test_equals_keras_nlp_with_the_same_weights(vocabulary, tmp_path):
+    keras_nlp = pytest.importorskip("keras_nlp")
+    backbone = keras_nlp.models.BertBackbone(
         vocabulary_size=50,
         num_layers=3,
         num_heads=4,

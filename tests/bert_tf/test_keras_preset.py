@@ -1,4 +1,4 @@
-"""Presets of keras-hub, read without it: names of all versions, heads of tasks."""
+"""Presets of keras-nlp, read without it: names of all versions, heads of tasks."""
 
 import json
 
@@ -136,7 +136,7 @@ def test_a_cased_preset_may_strip_accents(tmp_path, config, settings, expected):
     ("preprocessor", "expected"), [({"sequence_length": 9}, 9), ({}, 16), (None, 16)]
 )
 def test_the_length_is_that_of_the_preprocessor(tmp_path, config, preprocessor, expected):
-    """Longer texts would have other predictions than in keras-hub."""
+    """Longer texts would have other predictions than in keras-nlp."""
     parts = ("bert", "classifier")
     weights = small.random_weights(config, parts=parts)
     write(tmp_path / "preset", config, weights, parts, "BertTextClassifier")
@@ -171,9 +171,9 @@ def test_a_missing_tensor_another_class_and_a_damaged_file_are_rejected(tmp_path
 
 
 @pytest.mark.slow
-def test_a_classifier_saved_by_keras_hub_has_its_head(tmp_path):
-    keras_hub = pytest.importorskip("keras_hub")
-    backbone = keras_hub.models.BertBackbone(
+def test_a_classifier_saved_by_keras_nlp_has_its_head(tmp_path):
+    keras_nlp = pytest.importorskip("keras_nlp")
+    backbone = keras_nlp.models.BertBackbone(
         vocabulary_size=len(WORDS),
         num_layers=2,
         num_heads=3,
@@ -181,9 +181,9 @@ def test_a_classifier_saved_by_keras_hub_has_its_head(tmp_path):
         intermediate_dim=20,
         max_sequence_length=16,
     )
-    tokenizer = keras_hub.models.BertTokenizer(vocabulary=WORDS, lowercase=True)
-    preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=12)
-    model = keras_hub.models.BertTextClassifier(backbone, num_classes=3, preprocessor=preprocessor)
+    tokenizer = keras_nlp.models.BertTokenizer(vocabulary=WORDS, lowercase=True)
+    preprocessor = keras_nlp.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=12)
+    model = keras_nlp.models.BertTextClassifier(backbone, num_classes=3, preprocessor=preprocessor)
     model.save_to_preset(tmp_path / "preset")
     pretrained = read_pretrained(tmp_path / "preset")
     assert pretrained.task["labels"] == ["0", "1", "2"]

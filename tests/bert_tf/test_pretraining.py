@@ -265,10 +265,10 @@ def test_accumulated_batches_equal_one_large_batch(layout, size):
 @pytest.mark.slow
 def test_losses_of_20_steps_equal_an_independent_implementation(tmp_path):
     """Compare with KerasNLP's backbone, plain heads, its gradients and AdamW in float64 NumPy."""
-    keras_hub = pytest.importorskip("keras_hub", reason="keras-hub is not installed")
+    keras_nlp = pytest.importorskip("keras_nlp", reason="keras-nlp is not installed")
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = tiny_config(hidden_act="gelu_new", **no_dropout)
-    backbone = keras_hub.models.BertBackbone(
+    backbone = keras_nlp.models.BertBackbone(
         vocabulary_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,

@@ -164,9 +164,9 @@ def test_a_saved_run_has_the_same_weights(huggingface_dir, tmp_path):
         pretrained.save(tmp_path / "run")
 
 
-def test_a_keras_hub_preset_directory_has_equal_activations(tmp_path, inputs_BL):
-    keras_hub = pytest.importorskip("keras_hub")
-    backbone = keras_hub.models.BertBackbone(
+def test_a_keras_nlp_preset_directory_has_equal_activations(tmp_path, inputs_BL):
+    keras_nlp = pytest.importorskip("keras_nlp")
+    backbone = keras_nlp.models.BertBackbone(
         vocabulary_size=len(WORDS),
         num_layers=2,
         num_heads=3,
@@ -175,7 +175,7 @@ def test_a_keras_hub_preset_directory_has_equal_activations(tmp_path, inputs_BL)
         max_sequence_length=16,
     )
     backbone.save_to_preset(tmp_path / "preset")
-    keras_hub.models.BertTokenizer(vocabulary=WORDS, lowercase=True).save_to_preset(
+    keras_nlp.models.BertTokenizer(vocabulary=WORDS, lowercase=True).save_to_preset(
         tmp_path / "preset"
     )
     pretrained = read_pretrained(tmp_path / "preset")
@@ -195,7 +195,7 @@ def test_a_keras_hub_preset_directory_has_equal_activations(tmp_path, inputs_BL)
 
 
 def test_a_preset_that_cannot_be_loaded_is_reported_in_one_line():
-    with pytest.raises(UserError, match="keras-hub cannot load this preset"):
+    with pytest.raises(UserError, match="keras-nlp cannot load this preset"):
         read_pretrained("no_such_preset")
 
 
