@@ -13,6 +13,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage import paths
 from bert_tf.system import command
 from tasks.base.task_types import check_run
+from tasks.graph.published import check_versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,7 @@ class ExportSettings:
             raise UserError(
                 f"--output_dir={self.output_dir}: is the run directory; choose another directory"
             )
+        check_versions(self.output_dir)
 
     def check(self) -> None:
         """Check the files without TensorFlow.

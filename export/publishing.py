@@ -26,7 +26,7 @@ from export.graph.saved_model import write_saved_model
 from export.graph.served_encoder import has_packed_products
 from export.package import version_files
 from tasks.graph.pipeline import Pipeline
-from tasks.graph.published import MAX_VERSION, version_directories
+from tasks.graph.published import MAX_VERSION, check_versions, version_directories
 from tasks.model.loading import load_model
 from tasks.model.task_model import TaskModel
 
@@ -99,8 +99,7 @@ def publish(
             "portable graph; export float32 or bfloat16 instead"
         )
     output_dir = pathlib.Path(output_dir)
-    if output_dir.exists() and not output_dir.is_dir():
-        raise UserError(f"--output_dir={output_dir}: expected a directory, received a file")
+    check_versions(str(output_dir))
     _next_version(output_dir)  # Before minutes of work.
     with loaded(model_or_run, checkpoint) as model:
         gate = None
@@ -214,14 +213,16 @@ def _rename_to_next_version(temporary, output_dir):
             sync(output_dir)
             return output_dir / str(version)
         except OSError:
-            if not (output_dir / str(version)).exists():
+            if not os.path.lexists(output_dir / str(version)):
                 raise
             version += 1  # Another export has published this number meanwhile.
 
 
 def _name(output_dir):
     """Return the name of the model, which is the name of its directory, as valid UTF-8."""
-    return output_dir.resolve().name.encode("utf-8", "replace").decode() or "model"
+    # Of a symbolic link the name of the link, which the server gets.
+    name = os.path.basename(os.path.abspath(output_dir))
+    return name.encode("utf-8", "replace").decode() or "model"
 
 
 @contextlib.contextmanager

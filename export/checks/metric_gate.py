@@ -28,16 +28,28 @@ def check(
 ) -> MetricChange:
     """Evaluate the trained model and the pipeline that was exported on labelled rows of a file.
 
+    Warnings of the task, such as of labels that its metrics cannot measure, are logged.
+
     Raises:
-        UserError: If a row is bad, or the metric drops by more than `max_drop`.
+        UserError: If a row is bad, or the metric drops by more than `max_drop`, or if it is 0
+            before, as on rows of one number, and cannot drop.
     """
     # Flat, because XLA does not compile the products of the graph.
     encoded = EncodedExamples.encode(model.task.load_examples(dev), model.serving.pipeline, to_flat)
     name, strategy = model.task.best_metric, tf.distribute.get_strategy()
-    trained, served = (
-        Evaluator(model.task, network, strategy, log=log).metrics(encoded)[name]
+    of_trained, of_served = (
+        Evaluator(model.task, network, strategy, log=log).metrics(encoded)
         for network in (model.network, pipeline.model)
     )
+    for line in (*model.task.label_warnings(encoded), model.task.warning(of_trained)):
+        if line:
+            log(f"warning: {dev}: {line}")
+    trained, served = of_trained[name], of_served[name]
+    if trained <= 0 and max_drop < 100:
+        raise UserError(
+            f"not published: {name} of {dev} is {100 * trained:.2f} for the trained model, so that "
+            "no drop can be measured; name other rows with --dev, or export another precision"
+        )
     change = MetricChange(name, os.path.basename(dev), trained, served)
     # Written so that a metric that is not a number fails.
     if not change.drop <= max_drop:

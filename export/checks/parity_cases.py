@@ -39,6 +39,8 @@ ADVERSARIAL_TEXTS = (
     b"a" * (1 << 20),
     b"one megabyte of words " * ((1 << 20) // 22),
 )
+# Each is sent alone: a single short text has a branch of its own in the graph.
+SHORT_TEXTS = (b"The quick brown fox jumps over the lazy dog.", b"a")
 # Long texts are split into many windows; with 20,000 bytes the check stays fast.
 LONGEST_OF_WINDOWS = 20_000
 ROWS_PER_BATCH = 8
@@ -61,15 +63,17 @@ def requests(
 def text_requests(
     model: TaskModel, functions: Mapping[str, tf.types.experimental.GenericFunction]
 ) -> list[Request]:
-    """Return batches of `ADVERSARIAL_TEXTS` for each of the functions."""
+    """Return batches of `ADVERSARIAL_TEXTS`, and single `SHORT_TEXTS`, for each function."""
     cases: list[Request] = []
     specs = model.serving.pipeline.signature_specs()
     for signature, function in functions.items():
         inputs = [spec.name for spec in function.input_signature]
         limit = LONGEST_OF_WINDOWS if specs[signature].splits_texts else None
         texts = [text[:limit] for text in ADVERSARIAL_TEXTS]
-        # If there are two inputs, the second one receives the texts in reverse order.
-        cases += _batches(signature, _columns(model.task, inputs, (texts, texts[::-1])))
+        for values, size in ((texts, ROWS_PER_BATCH), (SHORT_TEXTS, 1)):
+            # If there are two inputs, the second one receives the texts in reverse order.
+            columns = _columns(model.task, inputs, (values, values[::-1]))
+            cases += _batches(signature, columns, size)
     return cases
 
 
@@ -81,7 +85,7 @@ def _columns(task, names, orders):
     }
 
 
-def _batches(signature, columns, size=ROWS_PER_BATCH):
+def _batches(signature, columns, size):
     return [
         (signature, {name: values[start : start + size] for name, values in columns.items()})
         for start in range(0, len(next(iter(columns.values()))), size)

@@ -4,6 +4,7 @@ Shape suffixes: W windows, L tokens of the longest window.
 """
 
 import os
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -64,8 +65,9 @@ def load_pipeline(path: str | os.PathLike) -> Pipeline:
     task = task_from_dict(contents.task)
     tokenizer = Tokenizer.from_config(contents.config, contents.vocabulary)
     pipeline = model_class(task).pipeline_class(task, tokenizer, None)
+    lock = threading.Lock()
     pipeline.token_functions = {
-        name: _token_function(interpreter.get_signature_runner(name))
+        name: _token_function(interpreter.get_signature_runner(name), lock)
         for name in interpreter.get_signature_list()
     }
     return pipeline
@@ -90,8 +92,12 @@ def _tensors(specs):
     }
 
 
-def _token_function(runner):
-    """Return the function of a LiteRT signature, from flat inputs to outputs `(W, ...)` by name."""
+def _token_function(runner, lock):
+    """Return the function of a LiteRT signature, from flat inputs to outputs `(W, ...)` by name.
+
+    An interpreter keeps the tensors of one call, of any signature. The lock makes calls of several
+    threads wait for each other; otherwise they would receive outputs of each other's inputs.
+    """
     specs = runner.get_output_details()
 
     def run(*tokens_WL):
@@ -101,7 +107,8 @@ def _token_function(runner):
                 np.zeros(shape, spec["dtype"])
                 for shape, spec in zip(shapes, specs.values(), strict=True)
             ]
-        outputs = runner(**dict(zip(INPUTS, tokens_WL, strict=True)))
+        with lock:
+            outputs = runner(**dict(zip(INPUTS, tokens_WL, strict=True)))
         return [outputs[name] for name in specs]
 
     def function(inputs):

@@ -8,6 +8,7 @@ from typing import Any
 
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
+from bert_tf.runs.run import Run
 from bert_tf.storage import files, format_versions
 
 TASK_OF_VERSION = "assets.extra/task.json"
@@ -32,6 +33,19 @@ def version_directories(path: str | os.PathLike[str]) -> dict[int, str]:
         for number in sorted(found)
         if number <= MAX_VERSION and os.path.isdir(found[number])
     }
+
+
+def check_versions(path: str) -> None:
+    """Raise UserError unless --output_dir is, or may become, a directory of versions."""
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise UserError(f"--output_dir={path}: expected a directory, received a file")
+    if is_saved_model(path):
+        raise UserError(
+            f"--output_dir={path}: is a version itself; name the directory of versions, "
+            f"{os.path.dirname(os.path.abspath(path))}"
+        )
+    if Run.exists(path):
+        raise UserError(f"--output_dir={path}: is a run directory; choose another directory")
 
 
 def is_saved_model(path: str) -> bool:

@@ -30,9 +30,13 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         The model. Its `source` is the checkpoint of a run directory.
 
     Raises:
-        UserError: If it is neither, or is damaged.
+        UserError: If it is neither, or is damaged, or if a file is given with a checkpoint.
     """
     if str(path).endswith(".keras"):
+        if checkpoint is not None:
+            raise UserError(
+                f"checkpoint={checkpoint!r}: expected with a run directory only, received {path}"
+            )
         _import_class(path)
         return keras.saving.load_model(path)
     source = RunCheckpoint.open(os.fspath(path), checkpoint)

@@ -17,11 +17,12 @@ import tensorflow as tf
 from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.model import fused_kernels
 from bert_tf.text.encoder_inputs import to_flat
-from export.checks import parity_cases
+from export.checks import parity, parity_cases
 from export.clients.local_client import LocalClient
 from export.export_saved_model import ExportSettings, main
 from export.graph import served_encoder
-from export.graph.saved_model import write_saved_model
+from export.graph.saved_model import served_pipeline, write_saved_model
+from export.graph.served_encoder import ServedEncoder
 from export.publishing import publish
 from export.request import RequestSettings
 from tasks.data.readers.memory import jsonable
@@ -267,6 +268,27 @@ def test_the_parity_check_covers_every_entry_of_the_vocabulary(trained):
     ids = trained.serving.pipeline.tokenizer.tokenize(tf.constant(words)).ids.flat_values.numpy()
     special_tokens = {trained.vocabulary[entry] for entry in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")}
     assert set(ids.tolist()) | special_tokens == set(range(len(trained.vocabulary)))
+
+
+def test_the_parity_check_covers_the_branch_of_a_single_short_text(trained, monkeypatch):
+    short_text = ServedEncoder._short_text
+
+    def wrong(*arguments):
+        return tf.nest.map_structure(lambda values: values + 1, short_text(*arguments))
+
+    monkeypatch.setattr(ServedEncoder, "_short_text", wrong)
+    functions = served_pipeline(trained, "float32").signatures
+    cases = [case for case in parity_cases.text_requests(trained, functions) if is_alone(case)]
+    outputs = [parity.called(functions[signature], inputs) for signature, inputs in cases]
+    differences = parity.differences(
+        trained.serving.pipeline, cases, outputs, parity.TOLERANCES["float32"]
+    )
+    differ = {case[0] for case, found in zip(cases, differences, strict=True) if found}
+    assert differ == {"serving_default", "embed"}
+
+
+def is_alone(case):
+    return len(case[1]["text"]) == 1
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import threading
 import zipfile
 
 import numpy as np
@@ -17,6 +18,7 @@ from export import LiteRTClient, LocalClient, publish, request, write_litert
 from export.export_litert import ExportLiteRTSettings
 from export.litert import writer
 from export.litert.archive import INPUTS, Contents, append_record
+from export.litert.client import _token_function
 from export.litert.writer import QUANTIZATIONS, convert
 from tasks.types.classification.text_classifier import ClassificationTask, TextClassifier
 from tasks.types.masked_lm import NUM_PREDICTIONS
@@ -105,6 +107,25 @@ def test_signatures_and_operations(converted):
     assert not [name for name in operations if name.startswith("Flex")]
     assert not operations & {"IF", "WHILE", "CUSTOM", "READ_VARIABLE"}
     assert {"GELU", "FULLY_CONNECTED", "SOFTMAX"} <= operations
+
+
+def test_calls_of_several_threads_wait_for_each_other():
+    """An interpreter has the tensors of one call, also for calls of other signatures."""
+    lock, was_locked = threading.Lock(), []
+
+    class Runner:
+        def get_output_details(self):
+            return {"label": {"dtype": np.float32, "shape_signature": [-1, 2]}}
+
+        def __call__(self, **inputs):
+            was_locked.append(lock.locked())
+            return {"label": np.zeros([len(inputs["input_ids"]), 2], np.float32)}
+
+    ids = tf.constant([2, 5, 3])
+    tf.function(_token_function(Runner(), lock))(
+        {"input_ids": ids, "segment_ids": tf.zeros_like(ids), "row_splits": tf.constant([0, 3])}
+    )
+    assert was_locked == [True] and not lock.locked()
 
 
 @pytest.mark.slow

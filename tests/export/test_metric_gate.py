@@ -12,7 +12,7 @@ from export import LocalClient
 from export.checks import metric_gate
 from export.graph.saved_model import served_pipeline
 from export.graph.served_encoder import has_packed_products
-from tasks import TextClassifier, load_model
+from tasks import AnomalyDetector, TextClassifier, TextRegressor, load_model
 from tests.small import TEXTS
 
 ROWS = [(text, label) for label, texts in TEXTS.items() for text in texts]
@@ -70,9 +70,32 @@ def test_a_larger_drop_is_not_published(model, dev):
 
 
 def test_a_metric_that_is_not_a_number_is_not_published(model, dev, monkeypatch):
-    monkeypatch.setattr(metric_gate.Evaluator, "metrics", lambda *args: {"accuracy": float("nan")})
+    metrics = {"accuracy": float("nan"), "degenerate": 0}
+    monkeypatch.setattr(metric_gate.Evaluator, "metrics", lambda *arguments: metrics)
     with pytest.raises(UserError, match="drops by nan points"):
         metric_gate.check(model, served_pipeline(model, "int8"), dev, 0.5)
+
+
+@pytest.mark.medium
+def test_a_metric_that_cannot_drop_is_not_published(huggingface_dir, tmp_path):
+    """The rank correlation with one number is 0 for any model."""
+    path = tmp_path / "dev.csv"
+    path.write_text("text,label\nthe bill,3\nmy screen,3\n")
+    model = TextRegressor.from_pretrained(huggingface_dir, max_seq_length=12)
+    pipeline = served_pipeline(model, "int8")
+    with pytest.raises(UserError, match="spearman of .* is 0.00 for the trained model, so that no"):
+        metric_gate.check(model, pipeline, str(path), 0.5)
+    assert metric_gate.check(model, pipeline, str(path), 100).drop == 0
+
+
+@pytest.mark.medium
+def test_warnings_about_the_rows_are_logged(huggingface_dir, tmp_path):
+    path = tmp_path / "dev.csv"
+    path.write_text("text\nthe bill\nmy screen\n")
+    model = AnomalyDetector.from_pretrained(huggingface_dir, max_seq_length=12, latent_dim=2)
+    lines = []
+    metric_gate.check(model, served_pipeline(model, "int8"), str(path), 0.5, lines.append)
+    assert f"warning: {path}: no anomalies in the dev rows: detection cannot be evaluated" in lines
 
 
 def test_int8_needs_rows_with_labels(model, tmp_path):

@@ -168,6 +168,8 @@ def test_a_loaded_model_and_its_path_are_published_alike(
 def test_errors_name_the_argument(model, tmp_path):
     with pytest.raises(UserError, match="checkpoint='best': expected with the path of a run only"):
         export.publish(model, tmp_path / "models", checkpoint="best")
+    with pytest.raises(UserError, match="checkpoint='best': expected with a run directory only"):
+        export.publish(tmp_path / "model.keras", tmp_path / "models", checkpoint="best")
     with pytest.raises(UserError, match="model_or_run: expected a model such as TextClassifier"):
         export.publish(keras.Sequential(), tmp_path / "models")
     with pytest.raises(UserError, match="precision='float8': expected one of float32, bfloat16"):

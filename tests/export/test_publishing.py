@@ -20,6 +20,7 @@ from bert_tf import UserError, read_pretrained
 from bert_tf.storage import ownership
 from export import publishing
 from export.checks import isolated_runner, parity
+from export.export_saved_model import ExportSettings
 from export.package import version_files, warmup
 from export.publishing import publish
 from tasks.graph.published import published_version, version_directories
@@ -227,6 +228,31 @@ def test_the_model_has_the_name_of_its_directory(tmp_path, monkeypatch):
     for path, name in (("a/models/x y", "x y"), (".", tmp_path.name), ("/", "model")):
         assert publishing._name(pathlib.Path(path)) == name
     assert publishing._name(pathlib.Path(os.fsdecode(b"a\xff"))) == "a?"
+
+
+def test_a_link_to_a_directory_of_versions_names_the_model(tmp_path, without_tensorflow):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "name").symlink_to("store")
+    (tmp_path / "store" / "1").symlink_to("removed")
+    assert publishing._name(tmp_path / "name") == "name"
+    assert publish("run", tmp_path / "name", write=fake()) == tmp_path / "name" / "2"
+
+
+def test_neither_a_version_nor_a_run_gets_versions(tmp_path, run_dir, without_tensorflow):
+    version = publish("run", tmp_path / "name", write=fake())
+    (version / "saved_model.pb").touch()
+    (tmp_path / "file").touch()
+    for path, message in (
+        (version, f"is a version itself; name the directory of versions, {tmp_path / 'name'}$"),
+        (run_dir, "is a run directory; choose another directory"),
+        (tmp_path / "file", "expected a directory, received a file"),
+    ):
+        for check in (
+            lambda path: publish("run", path, write=fake()),
+            lambda path: ExportSettings(run="run", output_dir=str(path)),
+        ):
+            with pytest.raises(UserError, match=message):
+                check(path)
 
 
 @pytest.fixture(scope="module")
