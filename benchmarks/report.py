@@ -32,7 +32,7 @@ TITLES = {
     "retrieval": "Retrieval with MiniLM, of paragraphs of SQuAD",
 }
 # Pattern of "table: workload, unit" that the page shows, by benchmark; of a further processor it
-# shows the first two benchmarks alone.
+# shows the first two benchmarks, and those that the ones before it lack.
 SHOWN = {
     "serving": r"float32: (?!.*64 per).*|(bfloat16|int8): .*(one per request|short.*16 per).*",
     "training": r".*",
@@ -78,8 +78,7 @@ files of `benchmarks/results`, which have all figures, commands and versions.
 
 - The programs of a row ran in turns in one run, with the same weights, rows and batches; on
   processors with two threads.
-- A figure is the median of its repetitions. The least and the largest one of {OURS} follow, where
-  they were recorded.
+- A figure is the median of its repetitions. The least and the largest one of {OURS} may follow.
 - The ratio says how many times better {OURS} is than the best other program. The best figure is in
   bold, and the ratio if {OURS} is better.
 - "keras-hub" stands for a model of that library in TensorFlow, "transformers" for one on PyTorch.
@@ -221,16 +220,16 @@ def page(records):
         if name in drawn:
             image = f"images/{pathlib.Path(PLOTTED.format(name)).name}"
             lines += ["", f"![{title}, by program]({image})"]
-    processors = [kind for kind, of_kind in records.items() if "gpu" not in of_kind]
-    for kind, of_kind in records.items():
+    repeated = set()  # Benchmarks of the processors before.
+    for of_kind in records.values():
         first = next(iter(of_kind.values()))
         lines += ["", f"## {machine_title(first)}", "", *textwrap.wrap(machine_line(first), 120)]
-        shown = SHOWN if kind in processors[:1] or kind not in processors else [*SHOWN][:2]
-        for benchmark in shown:
+        for benchmark in (name for name in SHOWN if name not in repeated):
             rows = rows_of(of_kind[benchmark], SHOWN[benchmark]) if benchmark in of_kind else {}
             if rows:
                 corner = source_of(of_kind[benchmark])
                 lines += ["", f"### {TITLES[benchmark]}", "", *table(rows, corner)]
+        repeated |= of_kind.keys() - {*[*SHOWN][:2]}
     return "\n".join(lines) + "\n"
 
 
