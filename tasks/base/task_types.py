@@ -6,6 +6,7 @@ the inputs of commands can be checked before it is imported; tasks/base/task.py 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import importlib
 import os
@@ -90,7 +91,7 @@ TASK_TYPES = {
 UNLABELLED_TASK_TYPES = {
     "pretrained": TaskType("tasks.types.masked_lm:MaskedLmTask", defaults={"max_seq_length": 512}),
 }
-_ALL = {**TASK_TYPES, **UNLABELLED_TASK_TYPES}
+_ALL = collections.ChainMap(TASK_TYPES, UNLABELLED_TASK_TYPES)  # With later entries of both.
 
 
 @dataclasses.dataclass(frozen=True)

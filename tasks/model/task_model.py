@@ -786,7 +786,8 @@ class TaskModel(keras.Model):
         """Return the labels of token ids as Keras takes them: no list, no names."""
         if isinstance(y, list) and y and np.ndim(y[0]) == 0:
             y = np.array(y)
-        if self.task.has_classes and getattr(getattr(y, "dtype", None), "kind", "") in "OU":
+        kind = getattr(getattr(y, "dtype", None), "kind", None)
+        if self.task.has_classes and kind in ("O", "U"):
             y = np.array(self.task.encode_labels(as_list(y, "y"), {}, "y[{}]"))
         return y
 
