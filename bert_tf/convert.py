@@ -5,7 +5,7 @@
 
 PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), also one of
 sentence-transformers (modules.json), or a run. It may be a Google release or the prefix of a
-fine-tuned TensorFlow checkpoint (bert_config.json, vocab.txt, DIR/model.ckpt-343), or a keras-nlp
+fine-tuned TensorFlow checkpoint (bert_config.json, vocab.txt, DIR/model.ckpt-343), or a keras-hub
 BERT preset (directory or name). The head of a fine-tuned model is converted too: the run can be
 evaluated, exported and loaded.
 """

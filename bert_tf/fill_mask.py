@@ -19,7 +19,7 @@ class FillMaskSettings:
 
     model: str = command.flag(
         "weights with a masked language model head: run, Hugging Face directory, Google release or "
-        "keras-nlp preset"
+        "keras-hub preset"
     )
     text: str = command.flag("text with at least one [MASK]")
     top_k: int = command.flag("candidates per mask", 5, bounds={">=": 1})

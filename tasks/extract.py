@@ -29,7 +29,7 @@ class ExtractSettings(EmbedderSettings, OutputSettings):
     """Flags of the command."""
 
     model: str = command.flag(
-        "run, Hugging Face or sentence-transformers directory, Google release or keras-nlp preset"
+        "run, Hugging Face or sentence-transformers directory, Google release or keras-hub preset"
     )
     input: str = command.flag(
         "rows: .csv, .tsv or .jsonl, also .gz, or .parquet; with --output_dir also a glob"

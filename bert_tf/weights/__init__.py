@@ -1,1 +1,1 @@
-"""Loading of pretrained weights: Google, Hugging Face, keras-nlp and own runs."""
+"""Loading of pretrained weights: Google, Hugging Face, keras-hub and own runs."""

@@ -1,4 +1,4 @@
-"""Reader of keras-nlp (KerasHub) BERT presets.
+"""Reader of keras-hub BERT presets.
 
 A directory is read without keras_nlp. It is needed for the names of published presets.
 """
@@ -27,7 +27,7 @@ _FORMER = {
     "_token_embedding/": "layers/reversible_embedding/",
     "layers/token_embedding/": "layers/reversible_embedding/",
 }
-# keras-nlp counts bytes. The two differ for words with non-ASCII characters only.
+# keras-hub counts bytes. The two differ for words with non-ASCII characters only.
 MAX_INPUT_CHARS_PER_WORD = 100
 # Sizes in the configuration of a backbone, by field of `BertConfig`.
 BACKBONE_KEYS = {
@@ -44,7 +44,7 @@ _PROBLEM_TYPES = {"linear": None, "softmax": None, "sigmoid": "multi_label_class
 
 
 def is_directory_of(path: pathlib.Path) -> bool:
-    """Return True if the directory holds a keras-nlp preset."""
+    """Return True if the directory holds a keras-hub preset."""
     return (path / WEIGHTS).is_file() and (path / "config.json").is_file()
 
 
@@ -101,7 +101,7 @@ def read(preset: pathlib.Path | str) -> StoredModel:
     """Read a preset, a directory or the name of a published one, with the head of its task if any.
 
     Raises:
-        UserError: A file is invalid, keras-nlp cannot load the name, or it is not a BERT backbone.
+        UserError: A file is invalid, keras-hub cannot load the name, or it is not a BERT backbone.
     """
     if isinstance(preset, str):
         with tempfile.TemporaryDirectory() as directory:
@@ -146,7 +146,7 @@ def _read_tensors(path):
 
 
 def _save_published(preset, directory):
-    """Write a published preset, which keras-nlp downloads, to a directory."""
+    """Write a published preset, which keras-hub downloads, to a directory."""
     # Imported here because keras-nlp is an optional dependency and slow to import.
     import keras_nlp
 
@@ -157,6 +157,6 @@ def _save_published(preset, directory):
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"{preset}: no such directory, the Hugging Face cache has no such model (to download "
-            f"it, run: {download_command(preset)}), and keras-nlp cannot load this preset: "
+            f"it, run: {download_command(preset)}), and keras-hub cannot load this preset: "
             f"{type(error).__name__}: {reason:.300}"
         ) from None

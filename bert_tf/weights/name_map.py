@@ -1,4 +1,4 @@
-"""Names of each weight: ours, in Google's releases, at Hugging Face and in keras-nlp.
+"""Names of each weight: ours, in Google's releases, at Hugging Face and in keras-hub.
 
 The mapping is total in both directions: `rename` fails on an unknown tensor and on a missing
 weight, except for tensors that the caller ignores, and `export_tensors` fails on a weight without a
@@ -37,7 +37,7 @@ class Names(NamedTuple):
     ours: str  # Name in this package, such as "bert/layer_0/output/kernel".
     google: str  # Name in a released TensorFlow checkpoint.
     huggingface: str  # Name in model.safetensors, without the prefix "bert.".
-    # Path in the model.weights.h5 of a keras-nlp preset; with the prefix "task/" in its
+    # Path in the model.weights.h5 of a keras-hub preset; with the prefix "task/" in its
     # task.weights.h5; `None` for weights that presets do not have.
     keras: str | None
     shape: tuple[int, ...]  # Shape here; kernels are `(in, out)`.
@@ -80,7 +80,7 @@ def _norm(ours, google, keras):
     )
 
 
-# Each weight: our, Google's and keras-nlp's name without the prefix of its part, and its shape.
+# Each weight: our, Google's and keras-hub's name without the prefix of its part, and its shape.
 # Letters of shapes: V entries, P positions, S segments, H hidden size, F feed-forward size, C
 # outputs of a classifier. Hugging Face's names are derived from Google's.
 _OUTSIDE_LAYERS = (
@@ -123,7 +123,7 @@ _HEADS = {
     ),
     **dict.fromkeys(CLASSIFIERS, _CLASSIFIER),
 }
-# Prefixes of the names of each part: ours, Google's, Hugging Face's and keras-nlp's.
+# Prefixes of the names of each part: ours, Google's, Hugging Face's and keras-hub's.
 _PREFIXES = {
     "bert": ("bert/", "bert/", "", "layers/"),
     "masked_lm": (
@@ -244,7 +244,7 @@ def _is_transposed(column, ours):
 
 
 def _with_heads(config, ours, shape):
-    """Return a shape in keras-nlp, which has attention heads as an axis: (H, N, D), (N, D, H)."""
+    """Return a shape in keras-hub, which has attention heads as an axis: (H, N, D), (N, D, H)."""
     heads = (config.num_attention_heads, config.hidden_size // config.num_attention_heads)
     if "/attention/" not in ours:
         return shape
@@ -335,7 +335,7 @@ def _converted(column, name, array, shape, theirs, where):
     if _is_transposed(column, name):
         array = array.T
     elif array.ndim == len(shape) + 1 and array.size == np.prod(shape):
-        # keras-nlp and the Model Garden have attention heads as an axis: (H, N, D) and (N, D, H).
+        # keras-hub and the Model Garden have attention heads as an axis: (H, N, D) and (N, D, H).
         array = array.reshape(shape)
     if array.shape != shape:
         raise UserError(

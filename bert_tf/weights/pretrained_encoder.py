@@ -24,7 +24,7 @@ class Encoder(encoder.Encoder):  # noqa: D101  The docstring is that of the base
         """Create an encoder with pretrained weights.
 
         Args:
-            path: Run, Hugging Face directory, Google release or keras-nlp preset.
+            path: Run, Hugging Face directory, Google release or keras-hub preset.
             do_lower_case: Overrides the setting of the source in `config`.
             dtype: Keras policy, "float32" or "mixed_bfloat16".
             name: Layer name.

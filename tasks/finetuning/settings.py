@@ -64,7 +64,7 @@ class DataSettings:
     train: str = flag("training file, in a format of the task (docs/data-formats.md)")
     init_from: str = flag(
         "pretrained or fine-tuned weights: run, Hugging Face or sentence-transformers directory, "
-        "TensorFlow checkpoint or keras-nlp preset"
+        "TensorFlow checkpoint or keras-hub preset"
     )
     output_dir: str = flag("run directory, created or resumed")
     dev: tuple[str, ...] = flag(

@@ -178,7 +178,7 @@ class TaskModel(keras.Model):
         """Create a model with pretrained weights.
 
         Args:
-            path: Run, Hugging Face directory, TensorFlow checkpoint or keras-nlp preset.
+            path: Run, Hugging Face directory, TensorFlow checkpoint or keras-hub preset.
             max_seq_length: Maximum tokens per sequence; by default 128 (256 for TextRanker, 384 for
                 QuestionAnswerer, 512 for MaskedLanguageModel), or that of an embedder at the path.
             seed: Seed of the head, of the order of rows and of dropout.

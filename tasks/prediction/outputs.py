@@ -744,7 +744,7 @@ def write_output_shards(
         )
     plan = {
         "settings": {**recorded, "num_shards": settings.num_shards},
-        # A preset of keras-nlp that is given by its name has no files here.
+        # A preset of keras-hub that is given by its name has no files here.
         "model": [files.sha256(path) for path in _outside(job.model_files, directory)]
         or [job.model],
         "input": [

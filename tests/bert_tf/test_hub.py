@@ -75,7 +75,7 @@ def test_a_model_that_is_not_there_is_reported_with_the_command(cache, huggingfa
 def test_a_name_that_is_neither_a_model_nor_a_preset_is_reported_with_the_command(
     cache, monkeypatch
 ):
-    """Such as bert-base-uncased, an old id without a "/". keras-nlp explains names in ten lines."""
+    """Such as bert-base-uncased, an old id without a "/". keras-hub explains names in ten lines."""
 
     def from_preset(name):
         raise ValueError(f"Unknown preset identifier.\n1) a built-in one\nReceived: {name}")

@@ -1,4 +1,4 @@
-"""Presets of keras-nlp, read without it: names of all versions, heads of tasks."""
+"""Presets of keras-hub, read without it: names of all versions, heads of tasks."""
 
 import json
 
@@ -136,7 +136,7 @@ def test_a_cased_preset_may_strip_accents(tmp_path, config, settings, expected):
     ("preprocessor", "expected"), [({"sequence_length": 9}, 9), ({}, 16), (None, 16)]
 )
 def test_the_length_is_that_of_the_preprocessor(tmp_path, config, preprocessor, expected):
-    """Longer texts would have other predictions than in keras-nlp."""
+    """Longer texts would have other predictions than in keras-hub."""
     parts = ("bert", "classifier")
     weights = small.random_weights(config, parts=parts)
     write(tmp_path / "preset", config, weights, parts, "BertTextClassifier")

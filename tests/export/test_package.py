@@ -317,7 +317,7 @@ def test_the_model_card_has_the_records_of_the_run(version, trained):
             "run RUN, step-00000012 (not used: b)",
         ),
         ("run gs://bucket/RUN/checkpoints/step-00000012", "run RUN, step-00000012"),
-        ("keras-nlp preset /home/me/bert_tiny", "keras-nlp preset bert_tiny"),
+        ("keras-hub preset /home/me/bert_tiny", "keras-hub preset bert_tiny"),
         ("Hugging Face directory model", "Hugging Face directory model"),
     ],
 )

@@ -278,7 +278,7 @@ def test_a_directory_that_begins_like_a_checkpoint_is_no_file_of_it(tmp_path):
 def test_shards_of_a_model_without_a_directory_are_not_mixed_with_those_of_another(
     texts, in_process, monkeypatch, name
 ):
-    """The model is in the cache of the hub, or keras-nlp downloads it."""
+    """The model is in the cache of the hub, or keras-hub downloads it."""
     monkeypatch.setenv("HF_HUB_CACHE", str(texts / "hub"))
     for model in ("org/first", "org/second"):
         snapshot = texts / "hub" / f"models--{model.replace('/', '--')}" / "snapshots" / "0"
