@@ -58,8 +58,9 @@ def test_it_learns_and_logs_metrics(directories, tmp_path):
     assert last["eval_perplexity"] == pytest.approx(np.exp(last["eval_masked_lm_loss"]))
     assert last["eval_masked_lm_accuracy"] > 3 / len(ENTRIES)
     counts = sum(entry["records"] for entry in Manifest.load(directories["shards"]).shards)
-    assert f"{120 * 12 / counts:.2f} epochs over {counts:,} examples" in said[1]
-    assert "masked_lm_accuracy" in said[3] and "tokens/s" in said[3] and "TFLOP/s" in said[3]
+    assert any(f"{120 * 12 / counts:.2f} epochs over {counts:,} examples" in line for line in said)
+    step = next(line for line in said if line.startswith("step 20/120"))
+    assert "masked_lm_accuracy" in step and "tokens/s" in step and "TFLOP/s" in step
     written = read_json_object(run.file("train.json"))
     assert written["data"] == [Manifest.load(directories["shards"]).sha256]
     assert written["settings"]["bias_correction"] is False
@@ -239,11 +240,8 @@ def test_an_impossible_id_stops_training_with_shard_and_record(directories, tmp_
     with pytest.raises(UserError, match="00001-of-00003.tfrecord: "):
         recipe.pretrain(settings)  # The hash of the shard differs from that of the manifest.
     manifest = Manifest.load(directory)
-    manifest.shards[1] |= {
-        "bytes": path.stat().st_size,
-        "sha256": files.sha256(path),
-    }
-    manifest.save(dict(enumerate(manifest.shards)))
+    manifest.shards[1] |= {"bytes": path.stat().st_size, "sha256": files.sha256(path)}
+    manifest.save_values()
     with pytest.raises(UserError, match=r"00001-of-00003.tfrecord: record \d+: input_ids is"):
         recipe.pretrain(settings)
 
