@@ -250,19 +250,3 @@ def test_a_run_without_evaluations_is_finished_at_its_last_step(tmp_path, config
     run.checkpoints.save(5, {"step": AdamW(1e-3).iterations})
     assert run.is_finished(5, False) and run.is_finished(4, False) and not run.is_finished(6, False)
     assert not run.is_finished(5, True)  # The evaluation is missing.
-
-
-def test_the_first_call_is_not_part_of_the_rate(train, monkeypatch):
-    clock, call = types.SimpleNamespace(now=0), TrainingLoop._steps
-
-    def step_of_a_second(*arguments):
-        clock.now += 1
-        return call(*arguments)
-
-    monkeypatch.setattr(TrainingLoop, "_steps", step_of_a_second)
-    monkeypatch.setattr(
-        "bert_tf.train.loop.time", types.SimpleNamespace(monotonic=lambda: clock.now)
-    )
-    run, _ = train(scores={}, patience=None)
-    (examples,) = {len(batch[0]["input_ids"]) for batch in small.batches().take(LAST)}
-    assert {line["examples_per_second"] for line in run.metrics()} == {examples}
