@@ -29,10 +29,10 @@ TITLES = {
     "start_up": "Start-up and memory",
     "learning": "Learning",
     "scale": "Sizes, measured and estimated",
-    "retrieval": "Retrieval with MiniLM, of paragraphs of SQuAD",
+    "retrieval": "Search with MiniLM",
 }
 # Pattern of "table: workload, unit" that the page shows, by benchmark; of a further processor it
-# shows the first two benchmarks, and those that the ones before it lack.
+# shows all rows of `ALWAYS_SHOWN`, and those that the ones before it lack.
 SHOWN = {
     "serving": r"float32: (?!.*64 per).*|(bfloat16|int8): .*(one per request|short.*16 per).*",
     "training": r".*",
@@ -41,8 +41,9 @@ SHOWN = {
     "start_up": r"Start: .*|Memory.*(32 long texts|223,000|punctuation and 31).*",
     "learning": r"Learning: (losses|.*rows: ).*",
     "scale": r"(Pretraining|Fine-tuning|Request).*(of 256, 8 x|complaints|32 tokens|512).*",
-    "retrieval": r".*: (recall@1|mrr@10), %|.*/s",
+    "retrieval": r".*/s",
 }
+ALWAYS_SHOWN = ("serving", "training")
 HEADLINES = (
     r"Serving, float32: short texts, (one|16) per request.*",
     r"Serving, float32: long texts, one per request.*",
@@ -53,7 +54,7 @@ HEADLINES = (
 )
 # Page with a table between the markers: pattern of "table: workload, unit" that it shows.
 TABLES = {
-    "docs/results.md": r"Learning: (?!losses|.*rows: ).*",
+    "docs/results.md": r"Learning: (?!losses|.*rows: ).*|Search: .*, %",
     "docs/distillation.md": r"Distillation: .*",
     "docs/precision.md": r"Served metrics: .*",
 }
@@ -205,9 +206,10 @@ def machine_line(record):
 
 
 def source_of(record):
-    """Return script, mode, commit and date of a record, and the dates of programs run before."""
-    script = record["command"].removeprefix("python benchmarks/").split()[0].rstrip(",")
-    run = f"`{script}`, {record['mode']} run"
+    """Return command, mode, commit and date of a record, and the dates of programs run before."""
+    command = re.match(r"python benchmarks/(\S+\.py(?: --[^\s;,]+)*)", record["command"])[1]
+    command = re.sub(r" --(data=\S+|baselines=\S+|quick)", "", command)
+    run = f"`{command}`, {record['mode']} run"
     others = [f"; {name} {of['date']}" for name, of in record.get("other_runs", {}).items()]
     return f"{run}, {record['commit'] or 'unknown commit'}, {record['date']}{''.join(others)}"
 
@@ -220,16 +222,18 @@ def page(records):
         if name in drawn:
             image = f"images/{pathlib.Path(PLOTTED.format(name)).name}"
             lines += ["", f"![{title}, by program]({image})"]
-    repeated = set()  # Benchmarks of the processors before.
+    repeated = set()  # Rows of the processors before.
     for of_kind in records.values():
         first = next(iter(of_kind.values()))
         lines += ["", f"## {machine_title(first)}", "", *textwrap.wrap(machine_line(first), 120)]
-        for benchmark in (name for name in SHOWN if name not in repeated):
-            rows = rows_of(of_kind[benchmark], SHOWN[benchmark]) if benchmark in of_kind else {}
+        for benchmark, pattern in SHOWN.items():
+            rows = rows_of(of_kind[benchmark], pattern) if benchmark in of_kind else {}
+            if benchmark not in ALWAYS_SHOWN:
+                rows = {name: row for name, row in rows.items() if name not in repeated}
+                repeated |= rows.keys()
             if rows:
                 corner = source_of(of_kind[benchmark])
                 lines += ["", f"### {TITLES[benchmark]}", "", *table(rows, corner)]
-        repeated |= of_kind.keys() - {*[*SHOWN][:2]}
     return "\n".join(lines) + "\n"
 
 
@@ -266,6 +270,8 @@ def readme_block(records):
             texts = {OURS: number(row[OURS]["median"]), other: number(others[other]["median"])}
             texts |= {best: f"**{texts[best]}**"} if best in texts else {}
             ours, others = f"{texts[OURS]} {unit}", f"{texts[other]} ({other})"
+            if best not in texts:
+                ours += f"; **{number(row[best]['median'])}** ({best.removeprefix(f'{OURS}, ')})"
             cells = name.removesuffix(f", {unit}"), ours, others, ratio_cell(row)
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([BEGIN, *lines, "", END])

@@ -17,7 +17,10 @@ The cases, in this order; --until names the last one:
     reranked    a cross-encoder, trained on the pairs with mined negatives, orders the 20
                 paragraphs that "mined" finds
 
-PYTHON, an interpreter with sentence-transformers, trains on the same rows, with the same batch
+The embedder is then trained on the labelled texts of banking77, with seed 1: the accuracy is that
+of the 5 nearest neighbours, by cosine, of each test text among the training texts.
+
+PYTHON, an interpreter with sentence-transformers, trains on the same pairs, with the same batch
 sizes and rates. It gets the negatives that bert_tf has mined. A pair without enough mined
 negatives gets random paragraphs.
 
@@ -26,6 +29,7 @@ of all texts, of all lengths, after a few of them.
 """
 
 import collections
+import csv
 import json
 import tempfile
 import time
@@ -59,7 +63,7 @@ def main():
     parser.add_argument("--query_step", type=int, default=1)
     options = parser.parse_args()
     if not options.data:
-        parser.error("--data: expected a directory with squad")
+        parser.error("--data: expected a directory with squad and banking77")
     if options.quick:
         vars(options).update(QUICK)
     measured, figures = results.Results("retrieval", options), collections.defaultdict(list)
@@ -70,9 +74,12 @@ def main():
                 figures[f"{case}: {name}", program, "%"].append(100 * value)
             for (name, unit), value in zip(RATES[case], rates, strict=True):
                 figures[f"{case}: {name}", program, unit].append(value)
+        for case, accuracy in classes(options):
+            print(f"banking77, {case}: {accuracy}", flush=True)
+            figures[f"banking77, {case}: accuracy", "bert_tf", "%"].append(100 * accuracy)
     finally:  # What was measured before an interruption.
         for row, values in figures.items():
-            measured.add("SQuAD as retrieval", *row, values)
+            measured.add("Search", *row, values)
         measured.save()
 
 
@@ -147,6 +154,29 @@ def repetitions(options):
                 best_QK = (-scores_QK).argsort(axis=1, kind="stable")
                 order_QP[:, :RERANKED] = np.take_along_axis(candidates_QK, best_QK, axis=1)
                 yield "reranked", name, metrics_of(order_QP, data.own_Q), rates
+
+
+def classes(options):
+    """Yield (case, accuracy of the nearest neighbours) of banking77 before and after training."""
+    import sklearn.neighbors
+
+    step = options.query_step if options.quick else 1
+    files = (options.data / "banking77" / f"{name}.csv" for name in ("train", "test"))
+    (texts, labels), (test_texts, test_labels) = (_labelled(path, step) for path in files)
+    model = new_embedder(1)
+    for case in ("as it is", "trained"):
+        if case == "trained":
+            model.fit(texts, labels, batch_size=EMBEDDER["global_batch_size"], epochs=1, verbose=0)
+        neighbours = sklearn.neighbors.KNeighborsClassifier(5, metric="cosine")
+        neighbours.fit(model.predict(texts), labels)
+        yield case, neighbours.score(model.predict(test_texts), test_labels)
+
+
+def _labelled(path, step):
+    """Return texts and labels of every `step`-th row of a file of banking77."""
+    with open(path, encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))[::step]
+    return [row["text"] for row in rows], [row["category"] for row in rows]
 
 
 def _order(queries_QD, corpus_PD):

@@ -108,6 +108,9 @@ def test_pages_have_what_was_measured(report):
         assert "**123**" in text and "77.0" in text and "AVX2: a processor" in text
     assert "(111 to 136)" in report.page(records)
     assert "123  bert_tf" in report.plots(records)["serving"]
+    litert = figure(f"{report.OURS}, LiteRT", 222.0)
+    block = report.readme_block({"avx2": {"serving": record(ours, litert, other)}})
+    assert "| 123 texts/s; **222** (LiteRT) | 77.0 (other) | **1.60** |" in block
     empty = report.page({})
     assert "##" not in empty and "images" not in empty
     assert report.readme_block({}) == f"{report.BEGIN}\n\n{report.END}"
@@ -124,13 +127,17 @@ def test_units_of_a_workload_share_a_row(report):
 
 def test_a_gpu_comes_last_and_a_further_processor_is_short(report):
     data = record(figure(report.OURS, 5.0, "MB/s"), benchmark="data")
+    more = record(*data["figures"], figure(report.OURS, 6.0, "s", "one more"), benchmark="data")
     machines = {kind: record(figure(report.OURS, 1.0), kind=kind) for kind in ("avx2", "amx")}
     records = {
         "avx2": {"serving": machines["avx2"], "data": data},
-        "amx": {"serving": machines["amx"], "data": data},
+        "amx": {"serving": machines["amx"], "data": more},
     }
     text = report.page(records)
-    assert text.count("### Serving") == 2 and text.count("### Text and shards") == 1
+    assert text.count("### Serving") == text.count("### Text and shards") == 2
+    assert text.count("| 5.00 MB/s") == text.count("| 6.00 s") == 1
+    command = "python benchmarks/data.py --data=DIR --only=text, in two runs"
+    assert report.source_of({**data, "command": command}).startswith("`data.py --only=text`, ")
 
 
 def test_values_are_summarized(report):
