@@ -6,8 +6,10 @@ positions; `activation_linear` has the feed-forward size F as input.
 `seed` is the dropout seed, or `None` for inference.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -22,6 +24,21 @@ def initializer(config: BertConfig) -> keras.initializers.Initializer:
     Create one per weight: a shared instance would repeat its draw.
     """
     return keras.initializers.TruncatedNormal(stddev=config.initializer_range)
+
+
+@contextlib.contextmanager
+def initial_weights_seed(seed: int) -> Iterator[None]:
+    """Make the weights that are created in the context a function of a seed.
+
+    Keras draws the seeds of initializers from Python's `random`, whose state is restored: the
+    numbers that the caller draws stay random.
+    """
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def dense(

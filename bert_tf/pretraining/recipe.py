@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from bert_tf.config import MODEL_SIZES, TOKENIZER_SETTINGS, BertConfig, read_json_object
 from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
+from bert_tf.model.dense import initial_weights_seed
 from bert_tf.planning.devices import measure_processor, planned_precision
 from bert_tf.planning.estimates import Training, estimate, flops_per_token
 from bert_tf.planning.memory import StepSizes, step_memory
@@ -126,9 +126,8 @@ def _pretrain(settings, log, strategy):
         for line in run.changes():
             log(line)
 
-    # The global Keras seed makes the initial weights equal on all workers.
-    keras.utils.set_random_seed(settings.seed)
-    with strategy.scope():
+    # The seed makes the initial weights equal on all workers.
+    with strategy.scope(), initial_weights_seed(settings.seed):
         model = PretrainingModel(
             config, use_precision(settings.precision), recompute=settings.gradient_checkpointing
         )
@@ -446,7 +445,7 @@ def dry_run(
                 "strategy": "none",
                 "save_every": 2,
                 "eval_every": None,
-                "eval_batches": 2,
+                "eval_batches": 2 if settings.eval_shards else None,
                 "log_every": 1,
                 "dry_run": False,
             }

@@ -110,6 +110,9 @@ class PretrainSettings:
                 f"--num_train_steps={self.num_train_steps}: --phase_steps="
                 f"{','.join(self.phase_steps)} are {total} steps in total; omit one of the flags"
             )
+        for name in ("eval_every", "eval_batches"):
+            if getattr(self, name) is not None and not self.eval_shards:
+                raise UserError(f"--{name}={getattr(self, name)}: expected --eval_shards as well")
         if self.config and not files.exists(self.config):
             raise UserError(f"--config={self.config}: no such file")
 

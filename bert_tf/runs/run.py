@@ -36,6 +36,8 @@ MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 # These divide a global batch, which leaves its loss and gradient as they are.
 MAY_CHANGE |= {"strategy", "tpu", "gradient_accumulation_steps"}
 MAY_CHANGE |= {"compile", "steps_per_execution"}
+# Data may be moved, since its content is compared.
+MAY_CHANGE |= {"shards", "train"}
 
 # The files that are read to resume. Only fine-tuned runs have a task.
 FILES = ("checkpoints", "config.json", "vocab.txt", "train.json", "task.json")

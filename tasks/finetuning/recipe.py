@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from bert_tf.model.dense import initial_weights_seed
 from bert_tf.planning.devices import measure_processor, planned_precision
 from bert_tf.planning.estimates import Finetuning, estimate_finetuning
 from bert_tf.planning.report import device_line, finetuning_lines
@@ -131,8 +131,7 @@ def create_model(settings: FinetuneSettings, training: TrainingRun, run: Run | N
             which = "new" if model.has_new_head else "kept"
             training.log(f"head: {which}, {pretrained.source} is of task {_of(pretrained.task)}")
         return model
-    keras.utils.set_random_seed(settings.seed)
-    with training.strategy.scope():
+    with training.strategy.scope(), initial_weights_seed(settings.seed):
         return create(task, run.config, run.vocabulary, **options)
 
 

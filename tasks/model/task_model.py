@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import DivergenceError, UserError, argument_names
+from bert_tf.model.dense import initial_weights_seed
 from bert_tf.runs.checkpoints import model_variables
 from bert_tf.runs.run import Run
 from bert_tf.system.processes import check_not_forked
@@ -254,10 +255,12 @@ class TaskModel(keras.Model):
                 f"{pretrained.origin} has one"
             )
         seed = to_python(seed)
-        keras.utils.set_random_seed(seed)
-        model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
-        head = pretrained.head_for(task.to_dict(), keep_head)
-        pretrained.assign_to(model.network, head)
+        if type(seed) is not int or not 0 <= seed < 2**32:
+            raise UserError(f"seed={seed!r:.80}: expected an integer >= 0 and < 2**32")
+        with initial_weights_seed(seed):
+            model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
+            head = pretrained.head_for(task.to_dict(), keep_head)
+            pretrained.assign_to(model.network, head)
         model.has_new_head = head is None and task.has_head
         model.record["origin"] = pretrained.origin_in(model.network, head)
         return model

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -311,6 +312,8 @@ def test_a_run_can_be_on_a_file_system_of_tensorflow(directories, tmp_path, monk
         ({"config": None}, "--model_size, --config, --init_from: expected exactly one"),
         ({"model_size": "tiny"}, "--model_size, --config, --init_from: expected exactly one"),
         ({"phase_steps": ("1", "2")}, "--phase_steps=1,2: expected an integer per directory of"),
+        ({"eval_every": 5}, "--eval_every=5: expected --eval_shards as well"),
+        ({"eval_batches": 5}, "--eval_batches=5: expected --eval_shards as well"),
         ({"phase_steps": ("x",)}, "--phase_steps=x: expected integers >= 1"),
         ({"phase_steps": ("5",)}, "--num_train_steps=8: --phase_steps=5 are 5 steps in total"),
         ({"gradient_accumulation_steps": 5}, "expected a multiple of 1 replicas"),
@@ -336,8 +339,14 @@ def test_changed_flags_and_other_shards_are_rejected(directories, tmp_path):
     with pytest.raises(UserError, match="--seed: was 0 when .* was created, is now 1"):
         recipe.pretrain(dataclasses.replace(settings, seed=1, num_train_steps=2))
     other = write_shards(tmp_path / "other", seed=5)
-    with pytest.raises(UserError, match="--shards: was"):
+    with pytest.raises(UserError, match="--shards: differ from those"):
         recipe.pretrain(dataclasses.replace(settings, shards=(str(other),), num_train_steps=2))
+    moved = shutil.copytree(settings.shards[0], tmp_path / "moved")
+    said = []
+    recipe.pretrain(
+        dataclasses.replace(settings, shards=(str(moved),), num_train_steps=2), said.append
+    )
+    assert "resuming at step 1 of 2" in said
 
 
 def test_another_number_of_steps_is_logged_with_its_rates_and_recorded_once(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,6 +188,9 @@ def test_a_finished_run_is_reported_and_a_changed_flag_is_rejected_by_name(setti
         finetune(dataclasses.replace(settings, learning_rate=0.02))
     with pytest.raises(UserError, match="--epochs: was 2"):
         finetune(dataclasses.replace(settings, epochs=3))
+    moved = shutil.copy(settings.train, f"{settings.train}.moved.csv")
+    finetune(dataclasses.replace(settings, train=moved), said.append)
+    assert "finished at step 8, nothing to do" in said[-1]
     small.write_rows(
         settings.train, [("the bill", "billing"), ("a screen", "hardware"), ("app", "software")]
     )

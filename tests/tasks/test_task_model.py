@@ -2,6 +2,7 @@
 
 import functools
 import json
+import random
 import subprocess
 import sys
 
@@ -102,6 +103,19 @@ def test_predict_and_fit_build_their_graphs_once(huggingface_dir, monkeypatch):
     assert len(trained) == 1
     assert not np.array_equal(model.predict(["the bill"])["probabilities"], before)
     assert len(traced) == once
+
+
+def test_the_seed_gives_the_head_and_leaves_the_callers_random_numbers(huggingface_dir):
+    random.seed(7), np.random.seed(7)
+    expected = random.random(), np.random.random()
+    random.seed(7), np.random.seed(7)
+    heads = [
+        create("TextClassifier", huggingface_dir, seed=seed).network.get_weights()[-2]
+        for seed in (1, 1, 2)
+    ]
+    assert (random.random(), np.random.random()) == expected
+    assert np.array_equal(heads[0], heads[1])
+    assert not np.array_equal(heads[0], heads[2])
 
 
 @pytest.mark.slow

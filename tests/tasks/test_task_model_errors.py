@@ -204,6 +204,8 @@ WRONG_OPTIONS = {
     "labels=(): expected at least two different names": {},
     "labels=['a', 'a']: expected at least two different names": {"labels": ["a", "a"]},
     "max_seq_length=999: expected 4 to 16": {"labels": LABELS, "max_seq_length": 999},
+    "seed='1': expected an integer >= 0 and < 2**32": {"labels": LABELS, "seed": "1"},
+    "seed=-1: expected an integer >= 0": {"labels": LABELS, "seed": -1},
     "max_seq_length='9': expected 4 to 16": {"labels": LABELS, "max_seq_length": "9"},
     "num_layers=7: expected 0 to 1, the number of encoder layers": {
         "labels": LABELS,

@@ -450,6 +450,7 @@ def read_rows(
     unescape_html: bool = False,
     lists: Collection[str] = (),
     optional: Sequence[str] = (),
+    nullable: Collection[str] = (),
     make: Callable[[dict[str, Any], str], Example] | None = None,
 ) -> Iterator[Example | BadRow]:
     """Yield the rows of a file.
@@ -463,6 +464,7 @@ def read_rows(
         unescape_html: Whether to convert entities such as "&amp;" in all columns but `lists`.
         lists: Those of `columns` that may be a list of strings in .jsonl.
         optional: Further columns, read if the file or the JSON object has them.
+        nullable: Those of `columns` whose null is an empty text.
         make: Callable from ({column: string or list of strings}, location), which may raise
             `RowError`. By default, the columns are the texts of an example.
 
@@ -481,7 +483,7 @@ def read_rows(
         for column in (*columns, *present):
             if column not in values:
                 raise RowError(no_column(column, values))
-            value = values[column]
+            value = "" if values[column] is None and column in nullable else values[column]
             if column in lists and isinstance(value, list):
                 value = texts = list(map(_as_text, value))  # Those of Parquet may be numbers.
             else:

@@ -135,7 +135,7 @@ def _row_questions(file, labelled):
     optional = ("id", "title", *(("answer_start",) if labelled else ()))
     if not _has_listed_answers(file):
         make = functools.partial(_row_question, labelled)
-        yield from read_rows(file, columns, optional=optional, make=make)
+        yield from read_rows(file, columns, optional=optional, nullable=("answer",), make=make)
         return
     for number, values in named_rows(file, columns):
         yield good_or_bad(f"{file}:{number}", values, _listed_question, labelled)

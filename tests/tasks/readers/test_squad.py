@@ -184,6 +184,11 @@ def test_rows_are_read(tmp_path):
         f"{path}:6", "column 'answer_start': expected an integer, received 'first'"
     )
     assert "expected an integer, received '3.5'" in fraction.message
+    row = {"question": "Why?", "context": "in 1997", "answer_start": None}
+    rows = "\n".join(json.dumps({**row, "answer": answer}) for answer in (None, "", []))
+    null, empty, bad = read_questions(write(tmp_path / "null.jsonl", rows))
+    assert null.label == empty.label == ()
+    assert bad.message.startswith("column 'answer': expected")
     path = write(
         tmp_path / "a.jsonl", '{"question": "When?", "context": "in 1997"}\n{"context": 1}'
     )
