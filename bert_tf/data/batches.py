@@ -128,8 +128,8 @@ class PretrainingDataset:
         self._limits = tf_examples.limits(
             config.vocab_size, self.max_seq_length, config.type_vocab_size
         )
-        sha256 = self.manifest.vocabulary_sha256
-        if sha256 != vocabulary.sha256:
+        if not self.manifest.has(vocabulary):
+            sha256 = self.manifest.vocabulary_sha256
             raise UserError(
                 f"{directory}: written with another vocabulary ({self.manifest.vocab_size} "
                 f"entries, SHA-256 {sha256[:12]}..., now {len(vocabulary)} entries, "

@@ -153,6 +153,18 @@ class Manifest(ShardManifest):
         """SHA-256 of the vocabulary."""
         return self._values["vocabulary"]["sha256"]
 
+    def has(self, vocabulary: Vocabulary) -> bool:
+        """Return whether a vocabulary is that of the shards, perhaps with placeholders at its end.
+
+        Those are of the further rows of an embedding table.
+        """
+        if vocabulary.sha256 == self.vocabulary_sha256:
+            return True
+        if len(vocabulary) <= self.vocab_size:
+            return False
+        padded = self.vocabulary().padded(len(vocabulary), str(self.directory))
+        return padded.sha256 == vocabulary.sha256
+
     def vocabulary(self) -> Vocabulary:
         """Read the vocab.txt in the directory; raises UserError if it is not that of the shards."""
         path = self.path(VOCABULARY_NAME)

@@ -60,6 +60,8 @@ def write_shards(
     directory = settings.output_dir
     is_here = not files.is_remote(directory)
     paths = documents.find_files(settings.input, os.path.realpath(directory) if is_here else None)
+    if os.path.realpath(settings.vocab) in map(os.path.realpath, paths):
+        raise UserError(f"--vocab={settings.vocab}: is part of --input; name the text files alone")
     check_directory(directory)
     with contextlib.ExitStack() as stack:
         stack.enter_context(ownership.sole_writer(directory))
@@ -92,10 +94,34 @@ def write_shards(
         )
     if were_missing:
         log(_summary(manifest))
-    for warning in (too_few_predictions(settings), manifest.next_sentence_warning()):
+    for warning in (
+        unreachable_entries(vocabulary, lower, settings),
+        too_few_predictions(settings),
+        manifest.next_sentence_warning(),
+    ):
         if warning:
             log(f"warning: {warning}")
     return manifest
+
+
+def unreachable_entries(
+    vocabulary: Vocabulary, lower: bool, settings: WriteShardsSettings
+) -> str | None:
+    """Return a warning if over 1% of the entries are not normalized like the text."""
+    strips = lower if settings.strip_accents is None else settings.strip_accents
+    entries = vocabulary.entries
+    count = sum(
+        unicode_tables.normalize(entry, lower, strips) != entry
+        for entry in entries
+        if not (entry.startswith("[") and entry.endswith("]"))
+    )
+    if count <= 0.01 * len(entries):
+        return None
+    return (
+        f"--vocab={settings.vocab}: {count:,} of {len(entries):,} entries cannot occur in text "
+        f"with --do_lower_case={str(lower).lower()} --strip_accents={str(strips).lower()}; expected "
+        "the flags of learn_vocab"
+    )
 
 
 def too_few_predictions(settings: WriteShardsSettings) -> str | None:

@@ -33,6 +33,7 @@ from bert_tf.train.distribution import (
     check_alike,
     from_chief,
     is_chief,
+    is_multi_worker,
     make_strategy,
     names_lost_worker,
     resolve_precision,
@@ -93,13 +94,7 @@ def _pretrain(settings, log, strategy):
             f"{replicas} replicas * --gradient_accumulation_steps={parts}"
         )
 
-    # Inputs: shards of one vocabulary, a configuration and, optionally, pretrained weights.
-    source = settings.init_from and read_pretrained(settings.init_from)
-    manifests = [Manifest.load(directory) for directory in settings.shards]
-    vocabulary = manifests[0].vocabulary()
-    config = config_of(settings, source, manifests[0], vocabulary)
-    phases = [PretrainingDataset(directory, vocabulary, config) for directory in settings.shards]
-    held_out = settings.eval_shards and PretrainingDataset(settings.eval_shards, vocabulary, config)
+    source, vocabulary, config, phases, held_out = _inputs(settings)
     verified, before = {}, _read_verified(settings.output_dir)
     for data in (*phases, *([held_out] if held_out else [])):
         verified |= data.manifest.check_files(log, before)
@@ -108,16 +103,19 @@ def _pretrain(settings, log, strategy):
     num_train_steps = settings.phase_ends[-1]
 
     # An existing run is resumed only with the settings and shards that it was started with.
-    digests = [data.manifest.sha256 for data in phases]
-    check_alike(strategy, [settings.recorded(), digests])
+    digests = [data.manifest.sha256 for data in (*phases, *filter(None, [held_out]))]
+    values = [settings.recorded(), digests, config.to_dict(), vocabulary.sha256]
+    if source and is_multi_worker(strategy):
+        values.append(source.sha256)
+    check_alike(strategy, values)
     run = None
     if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
         run = open_run(strategy, settings.output_dir, log_wait)
         run.check_resumable(settings.recorded(), None, defaults(PretrainSettings))
         if run.train.get("data") != digests:
             raise UserError(
-                f"--shards: differ from those {run.path} was started with; restore them or name a "
-                "new --output_dir"
+                f"--shards, --eval_shards: differ from those {run.path} was started with; restore "
+                "them or name a new --output_dir"
             )
         if from_chief(strategy, lambda: run.is_finished(num_train_steps, bool(held_out))):
             newest = from_chief(strategy, lambda: run.checkpoints.steps()[-1])
@@ -293,6 +291,22 @@ class _Phase:
         return self.data.position(self.settings.seed, examples)
 
 
+def _inputs(settings):
+    """Return pretrained weights or `None`, vocabulary, configuration, and the data of the phases.
+
+    The last one is the held-out data, or `None`. Raise UserError if they do not fit each other.
+    """
+    source = read_pretrained(settings.init_from) if settings.init_from else None
+    manifest = Manifest.load(settings.shards[0])
+    vocabulary = source.vocabulary if source else manifest.vocabulary()
+    config = config_of(settings, source, manifest, vocabulary)
+    phases, held_out = (
+        [PretrainingDataset(directory, vocabulary, config) for directory in directories]
+        for directories in (settings.shards, filter(None, [settings.eval_shards]))
+    )
+    return source, vocabulary, config, phases, next(iter(held_out), None)
+
+
 def config_of(
     settings: PretrainSettings,
     source: PretrainedWeights | None,
@@ -304,11 +318,11 @@ def config_of(
     Raise UserError if weights and shards have different vocabularies.
     """
     if source:
-        if source.vocabulary.sha256 != vocabulary.sha256:
+        if not manifest.has(vocabulary):
             raise UserError(
                 f"{manifest.directory}: vocabulary mismatch. Expected that of {source.source}: "
-                f"{len(source.vocabulary)} entries (sha256 {source.vocabulary.sha256[:12]}...). "
-                f"Received: {len(vocabulary)} entries ({vocabulary.sha256[:12]}...). Write the "
+                f"{len(vocabulary)} entries (sha256 {vocabulary.sha256[:12]}...). Received: "
+                f"{manifest.vocab_size} entries ({manifest.vocabulary_sha256[:12]}...). Write the "
                 "shards with the vocabulary of --init_from."
             )
         return source.config
@@ -416,17 +430,17 @@ def dry_run(
     model size, and ends with an estimate of the whole training, on the devices of the settings.
     These need not exist, so that the toy model is trained on one device of this machine.
     """
-    manifest = Manifest.load(settings.shards[0])
-    lengths = [Manifest.load(directory).settings["max_seq_length"] for directory in settings.shards]
+    _, vocabulary, config, phases, _ = _inputs(settings)
     with tempfile.TemporaryDirectory() as directory:
         toy = BertConfig(
-            vocab_size=len(manifest.vocabulary()),
+            vocab_size=len(vocabulary),
             hidden_size=32,
             num_hidden_layers=2,
             num_attention_heads=2,
             intermediate_size=64,
-            max_position_embeddings=max(lengths),
-            **case_of(manifest),
+            max_position_embeddings=config.max_position_embeddings,
+            type_vocab_size=config.type_vocab_size,
+            **config.tokenizer_settings,
         )
         path = f"{directory}/toy_config.json"
         files.atomic_write_json(path, toy.to_dict())
@@ -453,15 +467,12 @@ def dry_run(
         pretrain(small, log)
         pretrain(small, log)  # Resumes a finished run.
     log("dry run: all stages completed; nothing was kept")
-    for line in _estimate(settings):
+    for line in _estimate(settings, config, [data.manifest for data in phases]):
         log(line)
 
 
-def _estimate(settings):
+def _estimate(settings, config, manifests):
     """Yield the report of each phase of the training on the planned devices."""
-    source = read_pretrained(settings.init_from) if settings.init_from else None
-    manifests = [Manifest.load(directory) for directory in settings.shards]
-    config = config_of(settings, source, manifests[0], manifests[0].vocabulary())
     precision = planned_precision(settings.precision, settings.typical())
     settings = dataclasses.replace(settings, precision=precision)
     yield from warmup_warning(settings)

@@ -13,6 +13,7 @@ tensors, each protected by a checksum.
 """
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -40,6 +41,15 @@ OWN_FILES = re.compile(rf"({_SMALL}|\.{_SMALL}{TEMPORARY}|variables\.[^/]*)?")
 _FIELDS = ("step", "score", "metrics", "tuned")  # Of checkpoint.json.
 # Names that are not of the model.
 OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step|loss_scale|finite_steps)")
+
+
+def sha256_of(values: "Mapping[str, np.ndarray]") -> str:
+    """Return the hash of weights by name; the state of dropout is none."""
+    digest = hashlib.sha256()
+    for name in sorted(name for name in values if not name.startswith("dropout_seed/")):
+        digest.update(f"{name} {values[name].shape} {values[name].dtype} ".encode())
+        digest.update(values[name].tobytes())
+    return digest.hexdigest()
 
 
 def model_variables(model: "keras.Model | keras.Layer") -> "dict[str, keras.Variable]":

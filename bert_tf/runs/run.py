@@ -37,7 +37,7 @@ MAY_CHANGE = frozenset({"num_train_steps", "save_every", "log_every"})
 MAY_CHANGE |= {"strategy", "tpu", "gradient_accumulation_steps"}
 MAY_CHANGE |= {"compile", "steps_per_execution"}
 # Data may be moved, since its content is compared.
-MAY_CHANGE |= {"shards", "train"}
+_MOVABLE = ("shards", "eval_shards", "train", "dev", "unlabelled")
 
 # The files that are read to resume. Only fine-tuned runs have a task.
 FILES = ("checkpoints", "config.json", "vocab.txt", "train.json", "task.json")
@@ -249,7 +249,8 @@ class Run:
         """Raise UserError with the first setting that the run was not started with.
 
         Args:
-            settings: The settings by name. Those in `MAY_CHANGE` may differ.
+            settings: The settings by name. Those in `MAY_CHANGE` may differ, and the paths of data,
+                but not their number.
             kind: The task type, or `None` for pretraining.
             defaults: Defaults of the settings, for those that the run does not have.
         """
@@ -264,7 +265,9 @@ class Run:
                 f"not {kind or 'pretraining'!r}; name a new directory"
             )
         before = self.train["settings"]
-        may_change = MAY_CHANGE
+        may_change = MAY_CHANGE | {
+            name for name in _MOVABLE if _count(before.get(name)) == _count(settings.get(name))
+        }
         if settings.get("precision") == "auto":  # Resolved once TensorFlow is imported.
             may_change |= {"precision"}
         format_versions.check_same_settings(self.path, before, settings, defaults or {}, may_change)
@@ -432,6 +435,11 @@ def check_free(path: str | os.PathLike) -> None:
             f"{path}: contains other files; name a new directory (found {', '.join(found[:3])}, "
             "but no run that this command can resume)"
         )
+
+
+def _count(paths):
+    """Return the number of paths, of a list or of a flag with one."""
+    return len(paths) if isinstance(paths, list | tuple) else int(bool(paths))
 
 
 def _steps(path):

@@ -1,6 +1,8 @@
 """Pretrained weights of any supported source, recognized by its files."""
 
 import dataclasses
+import hashlib
+import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -78,6 +80,13 @@ class PretrainedWeights:
     def run_task(self) -> dict[str, Any] | None:
         """Return the contents of task.json of a run of these weights, or `None`."""
         return self.task or self.embedder
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the configuration, the vocabulary and the weights."""
+        described = json.dumps([self.config.to_dict(), self.vocabulary.sha256, self.run_task])
+        weights = checkpoints.sha256_of(self.weights)
+        return hashlib.sha256(f"{described} {weights}".encode()).hexdigest()
 
     @property
     def heads(self) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ from bert_tf.planning.estimates import Finetuning, estimate_finetuning
 from bert_tf.planning.report import device_line, finetuning_lines
 from bert_tf.runs.run import Run
 from bert_tf.train.distribution import (
+    check_alike,
     is_chief,
+    is_multi_worker,
     make_strategy,
     names_lost_worker,
     resolve_precision,
@@ -124,6 +126,8 @@ def create_model(settings: FinetuneSettings, training: TrainingRun, run: Run | N
     if run is None:
         pretrained = read_pretrained(settings.init_from, settings.do_lower_case)
         settings.check_fits(pretrained.config, pretrained.origin)
+        if is_multi_worker(training.strategy):
+            check_alike(training.strategy, pretrained.sha256)
         keep_head = KEEP_HEAD[settings.keep_head]
         with training.strategy.scope():
             model = create.from_weights(pretrained, task, keep_head=keep_head, **options)

@@ -124,7 +124,7 @@ def model_teacher(
     def outputs(student, log):
         return _network_outputs(name, task, network, pipeline(), strategy, student, log)
 
-    record = {"source": "model", "sha256": _sha256(values)}
+    record = {"source": "model", "sha256": checkpoints.sha256_of(values)}
     return Teacher(name, task, record, outputs, task.vector_size(network.encoder.config))
 
 
@@ -158,7 +158,7 @@ def _run_teacher(path, strategy):
 
     return _stored_teacher(
         *(path, source.task, source.run.config, source.run.vocabulary),
-        {"source": f"run {source.path}", "sha256": _sha256(values)},
+        {"source": f"run {source.path}", "sha256": checkpoints.sha256_of(values)},
         lambda: functools.partial(source.assign, source.read()),
         strategy,
     )
@@ -175,7 +175,7 @@ def _embedder_teacher(path, strategy):
         *(path, task, pretrained.config, pretrained.vocabulary),
         {
             "source": pretrained.source,
-            "sha256": _sha256({**pretrained.weights, "settings": settings}),
+            "sha256": checkpoints.sha256_of({**pretrained.weights, "settings": settings}),
         },
         lambda: functools.partial(pretrained.assign_to, head=head),
         strategy,
@@ -257,15 +257,6 @@ def _logits(task, served):
     if task.multi_label:
         return log_NC - np.log(np.clip(1.0 - probabilities_NC, _SMALLEST, 1.0))
     return log_NC[:, 1:] - log_NC[:, :1] if task.is_binary else log_NC
-
-
-def _sha256(values):
-    """Return the hash of weights by name; the state of dropout is none."""
-    digest = hashlib.sha256()
-    for name in sorted(name for name in values if not name.startswith("dropout_seed/")):
-        digest.update(f"{name} {values[name].shape} {values[name].dtype} ".encode())
-        digest.update(np.ascontiguousarray(values[name]).tobytes())
-    return digest.hexdigest()
 
 
 def _joined(value):

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
+from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.distribution import names_lost_worker
+from bert_tf.weights.sources import PretrainedWeights
 from tests.conftest import READS_PROC
-from tests.corpus import write_shards
+from tests import small
+from tests.corpus import ENTRIES, write_shards
 from tests.workers import (
     assert_lost,
     assert_rejected,
@@ -193,6 +197,21 @@ def test_a_worker_with_other_data_is_reported(flags, tmp_path):
         directory.mkdir()
         write_shards(directory / "train", seed=seed)
     flags = {**flags, "shards": "train/shards", "output_dir": tmp_path / "run"}
+    assert_rejected(*start("bert_tf.pretrain", flags, directories=directories))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_weights_is_reported(flags, tmp_path):
+    """Name the same weights in both working directories."""
+    directories = [tmp_path / name for name in ("of_chief", "of_other")]
+    config = BertConfig.load(flags["config"])
+    for seed, directory in enumerate(directories):
+        weights = small.random_weights(config, seed)
+        weights = PretrainedWeights(config, Vocabulary(ENTRIES), weights, "somewhere")
+        weights.save(directory / "weights")
+    flags = {**flags, "init_from": "weights", "output_dir": tmp_path / "run"}
+    del flags["config"]
     assert_rejected(*start("bert_tf.pretrain", flags, directories=directories))
     assert not (tmp_path / "run").exists()
 

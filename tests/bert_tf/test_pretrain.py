@@ -163,6 +163,20 @@ def test_it_starts_from_given_weights_and_heads(directories, tmp_path):
     assert "--warmup_steps=1: the training ends at step 1, at a learning rate of 0" in said[2]
 
 
+@pytest.mark.slow
+def test_an_embedding_table_may_have_more_rows_than_the_vocabulary(directories, tmp_path):
+    config = dataclasses.replace(BertConfig.load(directories["config"]), vocab_size=64)
+    padded = Vocabulary(ENTRIES).padded(64, "here")
+    weights = small.random_weights(config)
+    PretrainedWeights(config, padded, weights, "somewhere").save(tmp_path / "first")
+    run = recipe.pretrain(given(directories, tmp_path / "second", tmp_path / "first"))
+    assert run.vocabulary.sha256 == padded.sha256
+    np.testing.assert_array_equal(
+        weights_of(run)["bert/embeddings/word_embeddings"],
+        weights["bert/embeddings/word_embeddings"],
+    )
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("parts", "new"),
@@ -334,13 +348,17 @@ def test_impossible_settings_are_rejected_before_a_run_is_created(
 
 @pytest.mark.slow
 def test_changed_flags_and_other_shards_are_rejected(directories, tmp_path):
-    settings = settings_of(directories, tmp_path / "run", num_train_steps=1)
+    held_out = str(directories["held_out"])
+    settings = settings_of(
+        directories, tmp_path / "run", num_train_steps=1, eval_shards=held_out
+    )
     recipe.pretrain(settings)
     with pytest.raises(UserError, match="--seed: was 0 when .* was created, is now 1"):
         recipe.pretrain(dataclasses.replace(settings, seed=1, num_train_steps=2))
     other = write_shards(tmp_path / "other", seed=5)
-    with pytest.raises(UserError, match="--shards: differ from those"):
-        recipe.pretrain(dataclasses.replace(settings, shards=(str(other),), num_train_steps=2))
+    for changes in ({"shards": (str(other),)}, {"eval_shards": str(other)}):
+        with pytest.raises(UserError, match="--shards, --eval_shards: differ from those"):
+            recipe.pretrain(dataclasses.replace(settings, num_train_steps=2, **changes))
     moved = shutil.copytree(settings.shards[0], tmp_path / "moved")
     said = []
     recipe.pretrain(
@@ -423,6 +441,28 @@ def test_a_dry_run_covers_every_stage_and_leaves_nothing(directories, tmp_path, 
     # In the precision that auto selects on this device.
     assert "312,000 GFLOP/s in bfloat16" in done.stderr and "in float32" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_finds_shards_that_do_not_fit_the_model(directories, tmp_path, monkeypatch):
+    long = write_shards(tmp_path / "long", max_seq_length=48)
+    said, longest = [], write_shards(tmp_path / "longest", max_seq_length=600)
+    for changes in ({"shards": (str(longest),)}, {"eval_shards": str(longest)}):
+        settings = PretrainCommandSettings(
+            **{
+                "shards": (str(directories["shards"]),),
+                "output_dir": str(tmp_path / "run"),
+                "model_size": "tiny",
+                "dry_run": True,
+                "device": "a100",
+                **changes,
+            }
+        )
+        with pytest.raises(UserError, match="max_seq_length=600 .*512"):
+            recipe.dry_run(settings)
+    # Held-out examples may be longer.
+    monkeypatch.setattr(recipe, "pretrain", lambda toy, log: recipe._inputs(toy))
+    recipe.dry_run(dataclasses.replace(settings, eval_shards=str(long)), said.append)
+    assert "all stages completed" in said[0]
 
 
 @pytest.mark.parametrize(("strategy", "device"), [("tpu", "tpu-v4"), ("multi_worker", "a100")])

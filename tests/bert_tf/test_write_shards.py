@@ -90,6 +90,24 @@ def test_documents_of_one_sentence_are_reported_with_the_shards(tmp_path, monkey
     assert said[-1].startswith("warning: ") and "most documents have one sentence" in said[-1]
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({}, "2 of {} entries cannot occur in text with --do_lower_case=true --strip_accents=true"),
+        ({"strip_accents": False}, None),
+    ],
+)
+def test_entries_that_cannot_occur_are_reported(corpus, tmp_path, monkeypatch, flags, message):
+    said = []
+    monkeypatch.setattr(jobs, "run", run_here)
+    Vocabulary([*ENTRIES, "für", "##가"]).save(tmp_path / "vocab.txt")
+    changes = {"vocab": str(tmp_path / "vocab.txt"), **flags}
+    writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes), said.append)
+    found = [line for line in said if "cannot occur" in line]
+    assert len(found) == bool(message)
+    assert not message or message.format(len(ENTRIES) + 2) in found[0]
+
+
 @pytest.mark.parametrize(("most", "is_reported"), [(4, True), (5, False)])
 def test_too_few_predictions_per_example_are_reported(
     corpus, tmp_path, monkeypatch, most, is_reported
@@ -221,6 +239,12 @@ def test_a_full_disk_is_reported_in_one_line_and_finished_shards_stay(
 def test_impossible_settings_are_reported(corpus, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
+
+
+def test_a_vocabulary_is_no_text(corpus, tmp_path):
+    pattern = f"{pathlib.Path(corpus['vocab']).parent}/*.txt"
+    with pytest.raises(UserError, match="--vocab=.*vocab.txt: is part of --input; name the text"):
+        writing.write_shards(settings_of({**corpus, "input": pattern}, tmp_path / "shards"))
 
 
 @pytest.mark.slow
