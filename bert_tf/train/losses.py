@@ -394,7 +394,8 @@ def weighted_sum(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return sum(weight * loss), and its divisor; the quotient over all replicas is the mean.
 
-    The divisor is sum(weight), unless the loss `has_own_divisor`.
+    The divisor is sum(weight), unless the loss `has_own_divisor`. That of a mean is the number of
+    elements whose weight is not 0, since rows of weight 0 fill batches up.
 
     Args:
         loss: Function of this module, or a loss of Keras.
@@ -412,7 +413,7 @@ def weighted_sum(
         if loss.reduction in (None, "none", "sum"):
             replicas = tf.distribute.get_strategy().num_replicas_in_sync
             return tf.reduce_sum(weighted), tf.constant(1 / replicas, weighted.dtype)
-        return tf.reduce_sum(weighted), tf.cast(tf.size(weighted), weighted.dtype)
+        return tf.reduce_sum(weighted), _num_weighted(weighted, weights)
     function = loss.function if isinstance(loss, WeightedMean) else loss
     if isinstance(function, BatchLoss):
         values = function(labels, output, weights)
@@ -420,3 +421,14 @@ def weighted_sum(
         values = (loss.call if isinstance(loss, WeightedMean) else loss)(labels, output)
     weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype)
     return tf.reduce_sum(weights * values), tf.reduce_sum(weights)
+
+
+def _num_weighted(weighted, weights):
+    """Return the number of elements whose weight is not 0."""
+    if weights is None:
+        return tf.cast(tf.size(weighted), weighted.dtype)
+    weights = tf.convert_to_tensor(weights)
+    missing = weighted.shape.rank - weights.shape.rank
+    weights = tf.squeeze(weights, -1) if missing < 0 else weights[(..., *[tf.newaxis] * missing)]
+    weights = tf.broadcast_to(weights, tf.shape(weighted))
+    return tf.math.count_nonzero(weights, dtype=weighted.dtype)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.model.custom_gradient import own_gradients
-from bert_tf.model.layout import count_tokens
+from bert_tf.model.layout import MASKED_SCORE, count_tokens
 from bert_tf.train.compilation import GPU, compile_with_weights, is_accelerated, is_default
 from bert_tf.train.losses import BatchLoss, has_own_divisor, weighted_sum
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase
@@ -378,7 +378,7 @@ class TrainStep:
         """Return the sums and gradients over all stacked batches, one in memory at a time."""
 
         def add(number, sums, gradients):
-            batch = tf.nest.map_structure(lambda stacked: stacked[number], batches)
+            batch = _batch_at(batches, number)
             more = self._gradients(batch, weight_sums, batch_seed(seed, number), scale)
             sums, gradients = _sum_of((sums, gradients), more)
             return number + 1, sums, gradients
@@ -393,11 +393,14 @@ class TrainStep:
         )
         return sums, gradients
 
-    def _joined(self, array):
-        """Return the outputs of all batches as one."""
-        if not self.is_compiled:
-            return array.concat()  # The last batch may be smaller.
-        return _unstacked_batches(array.stack())
+    def _joined(self, array, lengths, shape):
+        """Return the outputs of all batches as one, filled up to the longest sequence of all."""
+        if self.is_compiled:
+            return _unstacked_batches(array.stack())
+        if shape.rank == 0:
+            return array.concat()
+        rows = tf.RaggedTensor.from_row_lengths(array.concat(), lengths.concat(), validate=False)
+        return rows.to_tensor(MASKED_SCORE)
 
     def _zeros(self):
         return [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
@@ -415,7 +418,7 @@ class TrainStep:
         """Return the numbers of examples and tokens of stacked batches."""
 
         def add(number, counts):
-            inputs, _, weights = tf.nest.map_structure(lambda stacked: stacked[number], batches)
+            inputs, _, weights = _batch_at(batches, number)
             return number + 1, _sum_of(counts, self._counts(inputs, weights))
 
         start = dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32))
@@ -430,31 +433,42 @@ class TrainStep:
         """
         count = _num_stacked(batches)
 
-        def batch_of(number):
-            return tf.nest.map_structure(lambda stacked: stacked[number], batches)
-
         def outputs_of(inputs, number):
             return self.model(inputs, training=True, seed=batch_seed(seed, number))
 
-        def append(number, arrays):
-            inputs, _, _ = batch_of(number)
+        def append(number, arrays, lengths):
+            inputs, _, _ = _batch_at(batches, number)
             outputs = outputs_of(inputs, number)
-            shapes.update({name: values.shape[1:] for name, values in outputs.items()})
-            arrays = {name: array.write(number, outputs[name]) for name, array in arrays.items()}
-            return number + 1, arrays
+            arrays, lengths = dict(arrays), dict(lengths)
+            for name, array in arrays.items():
+                values = outputs[name]
+                shape = values.shape[1:]
+                shapes[name] = shapes.get(name, shape).most_specific_compatible_shape(shape)
+                # The sequences of another batch may be longer.
+                if lengths and shape.rank > 0:
+                    sizes = tf.shape(values)
+                    lengths[name] = lengths[name].write(number, tf.fill(sizes[:1], sizes[1]))
+                    values = tf.reshape(values, tf.concat([[-1], sizes[2:]], axis=0))
+                arrays[name] = array.write(number, values)
+            return number + 1, arrays, lengths
+
+        def array_per_output(dtype):
+            return {
+                output: tf.TensorArray(dtype, count, infer_shape=False)
+                for output, _ in self._terms.values()
+            }
 
         shapes: dict[str, tf.TensorShape] = {}  # Of an example's outputs, known once traced.
-        arrays = {
-            output: tf.TensorArray(tf.float32, count, infer_shape=False)
-            for output, _ in self._terms.values()
-        }
-        start = (0, arrays)
+        lengths = {} if self.is_compiled else array_per_output(tf.int32)
+        start = (0, array_per_output(tf.float32), lengths)
         if self.is_compiled:  # XLA has to know the shape of the outputs before the loop.
             start = append(*start)
-        _, arrays = tf.while_loop(lambda number, _: number < count, append, start)
+        _, arrays, lengths = tf.while_loop(lambda number, *_: number < count, append, start)
         labels, weights = unstacked(batches[1:])
         outputs = {
-            name: tf.ensure_shape(self._joined(array), [None, *shapes[name]])
+            name: tf.ensure_shape(
+                self._joined(array, lengths.get(name), shapes[name]), [None, *shapes[name]]
+            )
             for name, array in arrays.items()
         }
         with tf.GradientTape() as tape:
@@ -469,14 +483,14 @@ class TrainStep:
         }
 
         def add(number, gradients):
-            inputs, _, _ = batch_of(number)
+            inputs, _, _ = _batch_at(batches, number)
             trained = [variable.value for variable in self.model.trainable_variables]
             with tf.GradientTape() as tape:
                 if self.is_compiled:
                     tape.watch(trained)
                 outputs = outputs_of(inputs, number)
                 products = [
-                    tf.reduce_sum(outputs[name] * of_all[number])
+                    tf.reduce_sum(outputs[name] * _cut(of_all[number], outputs[name]))
                     for name, of_all in by_outputs.items()
                 ]
                 total = tf.add_n(products)
@@ -533,6 +547,16 @@ def _num_stacked(batches):
     return weights.shape[0] or tf.cast(tf.shape(weights)[0], tf.int32)
 
 
+def _batch_at(batches, number):
+    """Return one of the stacked batches. Values per token end with its longest sequence."""
+
+    def dense(stacked):
+        values = stacked[number]
+        return values.to_tensor() if isinstance(values, tf.RaggedTensor) else values
+
+    return tf.nest.map_structure(dense, batches)
+
+
 def unstacked(batches: Any) -> Any:
     """Return a structure of stacked batches as one of a single batch."""
     return tf.nest.map_structure(_unstacked_batches, batches)
@@ -541,7 +565,8 @@ def unstacked(batches: Any) -> Any:
 def _unstacked_batches(stacked):
     """Return stacked batches as one, of a dense or ragged tensor."""
     if isinstance(stacked, tf.RaggedTensor):
-        return stacked.values
+        values = stacked.values
+        return values.to_tensor() if isinstance(values, tf.RaggedTensor) else values
     return tf.reshape(stacked, tf.concat([[-1], tf.shape(stacked)[2:]], axis=0))
 
 
@@ -550,6 +575,11 @@ def _stacked_as(stacked, values):
     if isinstance(stacked, tf.RaggedTensor):
         return stacked.with_values(values)
     return tf.reshape(values, tf.concat([tf.shape(stacked)[:2], tf.shape(values)[1:]], axis=0))
+
+
+def _cut(values, outputs):
+    """Return values of all stacked batches without those that a batch is too short for."""
+    return values if outputs.shape.rank < 2 else values[:, : tf.shape(outputs)[1]]
 
 
 def _sum_of(one, other):

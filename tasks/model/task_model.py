@@ -1053,14 +1053,15 @@ class TaskModel(keras.Model):
             raise UserError("patience: requires dev")
         with Run.writing(output_dir, is_chief(strategy)):
             run = training.open_run()
-            if run and not self._has_started(run):
+            record = self._record_for(output_dir)
+            if run and not self._has_started(run, record):
                 raise UserError(
                     f"{run.path}: was started with another model; choose a new output_dir"
                 )
             self.preprocessor.task = task
             if chosen.frozen_layers not in (None, self.frozen_layers):
                 self.freeze(chosen.frozen_layers)
-            run = training.train(self.serving.pipeline, self.record, self.has_new_head, run)
+            run = training.train(self.serving.pipeline, record, self.has_new_head, run)
             source = training.open_best(run)
         source.assign(source.read(), self.network)
         self.preprocessor.task, self.source = source.task, source
@@ -1088,9 +1089,20 @@ class TaskModel(keras.Model):
             )
         return settings
 
-    def _has_started(self, run):
+    def _record_for(self, output_dir):
+        """Return what a run that `train` creates records about the weights that it starts with."""
+        source = self.source
+        if (
+            source is None
+            or os.path.abspath(source.run.path) == os.path.abspath(output_dir)  # It is finished.
+            or not source.is_that_of(self.task, self.network)
+        ):
+            return self.record
+        return {**self.record, "origin": f"run {source.path}"}
+
+    def _has_started(self, run, record):
         """Whether a run was created by training a model of the same weights."""
-        origins = run.train.get("origin"), self.record.get("origin")
+        origins = run.train.get("origin"), record.get("origin")
         return run.config == self.config and (
             run.vocabulary.sha256 == self.vocabulary.sha256 and origins[0] == origins[1]
         )
@@ -1117,7 +1129,7 @@ class TaskModel(keras.Model):
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Run one step of `fit`, that of `TrainStep`; return the means of the epoch so far."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        y, weights = self._targets(y, weights)
+        y, weights = self._targets(y, weights, self._num_parts)
         outputs, terms, norm = self._step.on_batch((x, y, weights), self._loss_means.is_finite())
         self._loss_means.update_state(terms, norm)
         if self._num_parts > 1:
@@ -1127,20 +1139,20 @@ class TaskModel(keras.Model):
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Run one step of `evaluate` on token ids; return the means so far."""
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        y, weights = self._targets(y, weights)
+        y, weights = self._targets(y, weights, 1)
         outputs = self(x, training=False)
         self._loss_means.update_state(self._step.sums_of(y, weights, outputs))
         return self._compiled_metrics(x, y, weights, outputs)
 
-    def _targets(self, y, weights):
-        """Return labels and weights by output, of what Keras allows."""
+    def _targets(self, y, weights, num_parts):
+        """Return labels and weights by output, of what Keras allows; parts are stacked."""
         names = self._step.losses
         if isinstance(y, list | tuple):  # Keras sorts the outputs.
             y = dict(zip(sorted(names), y, strict=True))
         labels = y if isinstance(y, Mapping) else dict.fromkeys(names, y)
         by_name = weights if isinstance(weights, Mapping) else dict.fromkeys(names, weights)
         weights = {name: by_name.get(name) for name in names}
-        if self.task.has_lists_of_labels or self._num_parts > 1:
+        if self.task.has_lists_of_labels or num_parts > 1:
             return labels, weights
         # Those of token ids may be (B, 1), which would be broadcast with the losses (B,).
         return tuple(
@@ -1203,14 +1215,22 @@ class TaskModel(keras.Model):
         super().save(filepath, *args, **kwargs)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Load weights, and with them a head; see keras.Model.load_weights."""
+        """Load weights, and with them a head; see keras.Model.load_weights.
+
+        What was tuned for the weights before, such as a threshold, ends with them; see `tune`.
+        """
         super().load_weights(filepath, *args, **kwargs)
-        self.has_new_head = False
+        self._end_tuning()
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Set all weights, and with them a head; see keras.Model.set_weights."""
+        """Set all weights as `load_weights` does; see keras.Model.set_weights."""
         super().set_weights(weights)
+        self._end_tuning()
+
+    def _end_tuning(self):
+        """Drop what was tuned for other weights."""
         self.has_new_head = False
+        self.preprocessor.task = self.task.with_tuned({})
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""

@@ -112,7 +112,8 @@ class TrainingRun:
         if run.task:  # With the fields that were added since it was written.
             run.task = task_from_dict(run.task).to_dict()
         run.check_resumable(self.recorded, self.task.to_dict(), defaults(type(self.settings)))
-        if run.train.get("data") != self.digests:
+        # Not the paths, since the files may have been moved.
+        if [*run.train.get("data", {}).values()] != [*self.digests.values()]:
             raise UserError(
                 f"{self.rows} differ from those that {run.path} was started with; "
                 "choose a new --output_dir"
@@ -313,7 +314,7 @@ class TrainingRun:
                     "values": values,
                     "metrics": metrics,
                     "file": name,
-                    "sha256": run.train["data"][name],
+                    "sha256": self.digests[name],
                     "warnings": warnings,
                 },
             )

@@ -189,7 +189,8 @@ def test_a_finished_run_is_reported_and_a_changed_flag_is_rejected_by_name(setti
     with pytest.raises(UserError, match="--epochs: was 2"):
         finetune(dataclasses.replace(settings, epochs=3))
     moved = shutil.copy(settings.train, f"{settings.train}.moved.csv")
-    finetune(dataclasses.replace(settings, train=moved), said.append)
+    dev = tuple(shutil.copy(path, f"{path}.moved.csv") for path in settings.dev)
+    finetune(dataclasses.replace(settings, train=moved, dev=dev), said.append)
     assert "finished at step 8, nothing to do" in said[-1]
     small.write_rows(
         settings.train, [("the bill", "billing"), ("a screen", "hardware"), ("app", "software")]

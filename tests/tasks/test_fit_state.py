@@ -12,6 +12,7 @@ import tensorflow as tf
 from bert_tf import AdamW, FitSchedule, UserError
 from bert_tf.errors import DivergenceError
 from bert_tf.train import step
+from bert_tf.train.losses import FunctionLoss, weighted_sum
 from tasks import AnomalyDetector, TextClassifier, TextRegressor, load_model
 from tasks.model import task_model
 from tests import small
@@ -101,10 +102,14 @@ def test_fit_and_train_take_the_same_step(directory, tmp_path):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("loss", ["auto", lambda labels, logits: _cross_entropy(labels, logits)])
-def test_the_loss_of_an_epoch_is_exact(no_dropout, loss):
+@pytest.mark.parametrize(
+    "options",
+    small.fast([{}, {"gradient_accumulation_steps": 2}, {"jit_compile": True}], {}),
+)
+def test_the_loss_of_an_epoch_is_exact(no_dropout, loss, options):
     """The last batch has one row, and rows have weights; the model does not learn."""
     model, weights = create(no_dropout), np.linspace(0.5, 2.0, 9)
-    model.compile(keras.optimizers.SGD(0.0), loss)
+    model.compile(keras.optimizers.SGD(0.0), loss, **options)
     ids = IDS[: len(ROWS)]
     logs = model.fit(ROWS, ids, batch_size=4, epochs=1, sample_weight=weights, verbose=0).history
     logits = model(ROWS)["label"]
@@ -115,6 +120,16 @@ def test_the_loss_of_an_epoch_is_exact(no_dropout, loss):
     inputs = {name: value.numpy() for name, value in model.preprocessor(ROWS).items()}
     found = model.evaluate(inputs, {"label": np.array(ids)}, 4, 0, weights)
     assert found["loss"] == pytest.approx(logs["loss"][0], rel=1e-5)
+
+
+def test_a_mean_of_keras_counts_no_padding():
+    loss = keras.losses.MeanSquaredError()
+    labels, output = tf.constant([1.0, 2.0, 5.0]), tf.constant([[0.0], [0.0], [0.0]])
+    total, divisor = weighted_sum(loss, labels[:, None], output, tf.constant([1.0, 0.5, 0.0]))
+    assert (float(total), float(divisor)) == (1.0 + 2.0, 2.0)
+    of_tokens = (tf.constant([[1.0, 2.0]]), tf.constant([[0.0, 0.0]]), tf.constant([[1.0, 0.0]]))
+    total, divisor = weighted_sum(FunctionLoss(lambda y, x: (y - x) ** 2), *of_tokens)
+    assert (float(total), float(divisor)) == (1.0, 1.0)
 
 
 def _cross_entropy(labels, logits):
@@ -345,6 +360,8 @@ def test_labels_and_weights_of_token_ids_may_have_an_axis(no_dropout):
             *(rows, y), sample_weight=as_column(weights), shuffle=False, batch_size=4, verbose=0
         ).history
         found.append([*history.values(), model.evaluate(rows, y, verbose=0)["loss"]])
+        model.compile(gradient_accumulation_steps=2)
+        found[-1].append(model.evaluate(rows, y, verbose=0)["loss"])
     np.testing.assert_allclose(np.hstack(found[0]), np.hstack(found[1]), rtol=1e-5)
 
 
@@ -372,9 +389,19 @@ def test_a_head_that_was_set_or_trained_batch_by_batch_is_not_new(directory):
             model.train_on_batch(*batch)
     model.compile(AdamW(1e-3))
     model.train_on_batch(*batch)
+    other.tune(ROWS, NAMES)
     other.set_weights(model.get_weights())
     assert not model.has_new_head and not other.has_new_head
-    assert model.task.untuned_fields
+    assert model.task.untuned_fields and other.task.untuned_fields
+
+
+def test_what_was_tuned_ends_with_the_weights(directory, tmp_path):
+    model = create(directory, calibrate=True)
+    model.save_weights(tmp_path / "first.weights.h5")
+    model.tune(ROWS, NAMES)
+    assert model.task.temperature is not None
+    model.load_weights(tmp_path / "first.weights.h5")
+    assert model.task.temperature is None
 
 
 # Layers that are not trained.

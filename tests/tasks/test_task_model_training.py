@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tasks
 from bert_tf.runs.checkpoints import model_variables
 from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.train.distribution import make_strategy
@@ -18,6 +19,13 @@ from tasks.model.labelled_rows import Rows
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 
+PARTS = CASES | {
+    "TextRanker": (
+        {},
+        {"query": ["the bill", "my app"] * 2, "texts": [["is high", "a", "b"], ["not"]] * 2},
+        [[0, 1, 0], [1]] * 2,
+    ),
+}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
@@ -73,6 +81,33 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
     assert int(by_fit.optimizer.iterations.numpy()) == num_steps >= 20
     expected = without_common_bias(name, weights_of(by_step))
     assert_equal_weights(expected, weights_of(by_fit), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", small.fast(PARTS, "TokenClassifier"))
+def test_parts_of_a_batch_train_like_the_batch(name, no_dropout_dir, tmp_path):
+    """The longest text of each part has another length."""
+    options, x, y = PARTS[name]
+    weights, scores = {}, {}
+    for parts in (1, 2):
+        by_fit, by_train = (
+            getattr(tasks, name).from_pretrained(no_dropout_dir, max_seq_length=12, **options)
+            for _ in range(2)
+        )
+        by_fit.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=parts)
+        scores[parts] = by_fit.fit(x, y, batch_size=4, epochs=2, verbose=0).history
+        by_train.train(
+            *(x, y),
+            output_dir=tmp_path / f"{parts}",
+            global_batch_size=4,
+            gradient_accumulation_steps=parts,
+            epochs=2,
+            learning_rate=1e-3,
+        )
+        weights[parts] = [without_common_bias(name, weights_of(of)) for of in (by_fit, by_train)]
+    assert scores[2] == {key: pytest.approx(of, rel=1e-4) for key, of in scores[1].items()}
+    for one, other in zip(*weights.values(), strict=True):
+        assert_equal_weights(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", small.fast(CASES))

@@ -10,6 +10,7 @@ import tensorflow as tf
 from bert_tf import UserError
 from bert_tf.runs import checkpoints
 from bert_tf.runs.checkpoints import model_variables
+from bert_tf.runs.run import Run
 from bert_tf.text.encoder_inputs import to_flat
 from tasks import TextClassifier, load_model, read_examples
 from tasks.data.examples import EncodedExamples
@@ -120,6 +121,11 @@ def test_the_same_call_resumes_only_the_same_rows_settings_and_model(create, tmp
     )
     refuses("run: was started with another model; choose a new output_dir", other)
     refuses("contains weights|contains converted weights", create(), output_dir=tmp_path / "other")
+    loaded = load_model(tmp_path / "run")
+    start = loaded.source.path
+    loaded.train(TEXTS, LABELS, DEV, **{**settings, "output_dir": tmp_path / "second"})
+    assert Run.open(tmp_path / "second").train["origin"] == f"run {start}"
+    refuses("second: was started with another", create(), output_dir=tmp_path / "second")
 
 
 @pytest.mark.parametrize(
