@@ -39,10 +39,9 @@ def rank(model, columns, queries, texts, recipe, seed, output):
     def loss_of(texts):
         queries, *texts = texts
         pairs = [pair for of_query in texts for pair in zip(queries, of_query, strict=True)]
-        logits = model(model.preprocess(pairs))["scores"].squeeze(-1)
-        labels = torch.zeros_like(logits)
-        labels[: len(queries)] = 1.0  # The first text of each query.
-        return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        logits = model(model.preprocess(pairs))["scores"].reshape(len(texts), len(queries)).T
+        relevant = torch.zeros(len(queries), dtype=torch.long)  # The first text of each query.
+        return torch.nn.functional.cross_entropy(logits, relevant)
 
     rate = _train(model, columns, recipe, seed, loss_of)
     pairs = [(query, text) for query, row in zip(queries, texts, strict=True) for text in row]
