@@ -119,8 +119,8 @@ def unreachable_entries(
         return None
     return (
         f"--vocab={settings.vocab}: {count:,} of {len(entries):,} entries cannot occur in text "
-        f"with --do_lower_case={str(lower).lower()} --strip_accents={str(strips).lower()}; expected "
-        "the flags of learn_vocab"
+        f"with --do_lower_case={str(lower).lower()} --strip_accents={str(strips).lower()}; "
+        "expected the flags of learn_vocab"
     )
 
 

@@ -109,9 +109,11 @@ def measure_processor(
 
     dtype = tf.bfloat16 if precision == "bfloat16" else tf.float32
     rows = max(1, min(tokens, MAX_ROWS))
-    x = tf.ones([rows, config.hidden_size], dtype)
-    kernel = tf.ones([config.hidden_size, config.intermediate_size], dtype)
-    upstream = tf.ones([rows, config.intermediate_size], dtype)
+    with tf.device("CPU:0"):  # A GPU would be given the operations, and not be waited for.
+        x = tf.ones([rows, config.hidden_size], dtype)
+        kernel = tf.ones([config.hidden_size, config.intermediate_size], dtype)
+        upstream = tf.ones([rows, config.intermediate_size], dtype)
+        memory = tf.ones([_READ_BYTES // 4])
 
     def forward():
         tf.matmul(x, kernel)
@@ -124,7 +126,6 @@ def measure_processor(
 
     flops = 2 * rows * config.hidden_size * config.intermediate_size
     rate = 3 * flops / _seconds(step) if training else flops / _seconds(forward)
-    memory = tf.ones([_READ_BYTES // 4])
     bandwidth = _READ_BYTES / _seconds(lambda: tf.reduce_sum(memory))
     # The rate of int8 is derived from that of float32.
     measured = "float32" if precision == "int8" else precision
@@ -132,12 +133,15 @@ def measure_processor(
 
 
 def _seconds(function: Callable[[], None]) -> float:
-    """Return the median time of a call, after one that is not counted."""
+    """Return the median time of a call on the processor, after one that is not counted."""
+    import tensorflow as tf
+
     times: list[float] = []
     start = time.perf_counter()
     while len(times) <= ROUNDS or time.perf_counter() - start < SECONDS:
         began = time.perf_counter()
-        function()
+        with tf.device("CPU:0"):
+            function()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
 

@@ -10,6 +10,7 @@ import dataclasses
 import io
 import operator
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -302,11 +303,14 @@ def _import_silently():
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
+    # CUDA hides the GPUs from the first entry on that names none, such as "-1" or "NoDevFiles".
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    is_hidden = not re.match(r"\s*(\d|GPU-|MIG-)", visible)
     if os.path.exists(NVIDIA_DEVICE) and not gpus and not is_hidden:
         raise UserError(
             "this machine has an NVIDIA GPU that TensorFlow cannot use, because libraries of CUDA "
-            "are missing; run pip install 'tensorflow[and-cuda]', or set CUDA_VISIBLE_DEVICES=-1 "
+            f"are missing or CUDA_VISIBLE_DEVICES={visible} names no GPU of it; run pip install "
+            "'tensorflow[and-cuda]', or set CUDA_VISIBLE_DEVICES=-1 "
             "to run on the processor"
         )
 

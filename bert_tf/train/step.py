@@ -255,6 +255,11 @@ class TrainStep:
         """Do what `_apply` does with an optimizer of Keras, which sums over the replicas itself."""
         _poison(gradients, loss)
         norm = tf.linalg.global_norm([grad for grad in gradients if grad is not None])
+        replica = tf.distribute.get_replica_context()
+        if replica.num_replicas_in_sync > 1:
+            # One that stops or skips the update alone would leave the others in their reduction.
+            norm = replica.all_reduce(tf.distribute.ReduceOp.SUM, norm)
+            _poison(gradients, norm)
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             # It skips the update and halves the scale, until a smaller one cannot help.
             scale = tf.convert_to_tensor(self.optimizer.dynamic_scale)

@@ -676,7 +676,8 @@ class TaskModel(keras.Model):
                     "validation_split: expected none for a dataset; pass validation_data instead"
                 )
             num_steps, data = streaming.num_steps(x, steps_per_epoch), x
-            if self._num_replicas > 1:  # Keras does not know the length of a distributed dataset.
+            # Keras knows the length of neither a distributed nor a prefetched dataset.
+            if self._num_replicas > 1 or (is_compiled and is_accelerated(strategy)):
                 steps_per_epoch, data = num_steps, x.repeat()
 
             def batches_of(local):

@@ -318,7 +318,9 @@ def test_a_gpu_that_tensorflow_cannot_use_is_reported():
         "try:\n    command.import_tensorflow()\nexcept UserError as error:\n    print(error)\n"
     )
     assert "tensorflow[and-cuda]" in run_code(code, "CUDA_VISIBLE_DEVICES", None).stdout
+    assert "CUDA_VISIBLE_DEVICES=7 names" in run_code(code, "CUDA_VISIBLE_DEVICES", "7").stdout
     assert run_code(code, "CUDA_VISIBLE_DEVICES", "-1").stdout == ""
+    assert run_code(code, "CUDA_VISIBLE_DEVICES", "NoDevFiles").stdout == ""
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="not glibc")

@@ -14,8 +14,8 @@ from bert_tf.runs.run import Run
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.distribution import names_lost_worker
 from bert_tf.weights.sources import PretrainedWeights
-from tests.conftest import READS_PROC
 from tests import small
+from tests.conftest import READS_PROC
 from tests.corpus import ENTRIES, write_shards
 from tests.workers import (
     assert_lost,

@@ -4,11 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from bert_tf import plan
 from bert_tf.config import MODEL_SIZES, BertConfig
 from bert_tf.data import tf_examples
 from bert_tf.errors import UserError
+from bert_tf.planning import devices
 from bert_tf.planning.devices import (
     DEVICES,
     INT8_SPEEDUP,
@@ -342,6 +344,21 @@ def test_bytes_of_an_example_are_those_of_the_writer():
     }
     sizes = [len(record) for record in tf_examples.serialize(examples)]
     assert example_bytes(128, 20) == pytest.approx(np.mean(sizes), rel=0.1)
+
+
+def test_a_processor_is_measured_on_the_processor(monkeypatch):
+    used = []
+    monkeypatch.setattr(devices, "ROUNDS", 1)
+    monkeypatch.setattr(devices, "SECONDS", 0.0)
+    for name in ("matmul", "reduce_sum"):
+        of_name = getattr(tf, name)
+        monkeypatch.setattr(
+            *(tf, name),
+            lambda *args, of_name=of_name, **kwargs: used.append(of_name(*args, **kwargs).device),
+        )
+    with tf.device("CPU:1"):  # In place of a GPU.
+        measure_processor(TINY, tokens=8, precision="float32")
+    assert len(used) == 8 and all(device.endswith("CPU:0") for device in used)
 
 
 @pytest.mark.medium

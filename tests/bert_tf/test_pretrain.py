@@ -349,9 +349,7 @@ def test_impossible_settings_are_rejected_before_a_run_is_created(
 @pytest.mark.slow
 def test_changed_flags_and_other_shards_are_rejected(directories, tmp_path):
     held_out = str(directories["held_out"])
-    settings = settings_of(
-        directories, tmp_path / "run", num_train_steps=1, eval_shards=held_out
-    )
+    settings = settings_of(directories, tmp_path / "run", num_train_steps=1, eval_shards=held_out)
     recipe.pretrain(settings)
     with pytest.raises(UserError, match="--seed: was 0 when .* was created, is now 1"):
         recipe.pretrain(dataclasses.replace(settings, seed=1, num_train_steps=2))

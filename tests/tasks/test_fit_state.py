@@ -201,6 +201,25 @@ def test_the_schedule_of_a_wrapped_optimizer_is_set(directory, dtype):
     assert all(np.isfinite(value).all() for value in after.values())
 
 
+@pytest.mark.medium
+def test_replicas_skip_an_update_together(no_dropout, mirrored):
+    """Only the loss of the second replica overflows."""
+
+    def loss(labels, logits):
+        return tf.where(labels == IDS[1], float("inf"), 1.0) * _cross_entropy(labels, logits)
+
+    rows = [IDS.index(0), IDS.index(1)]
+    with mirrored.scope():
+        model = create(no_dropout)
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss)
+    before = weights_of(model)
+    model.fit(
+        [TEXTS[row] for row in rows], [0, 1], batch_size=2, epochs=1, shuffle=False, verbose=0
+    )
+    assert_equal_weights(before, weights_of(model), rtol=0, atol=0)
+    assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**14
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", None])
 def test_other_dtypes_are_refused_in_one_line(directory, dtype):
     with pytest.raises(UserError, match="dtype=.*: expected float32, mixed_bfloat16 or mixed_fl"):

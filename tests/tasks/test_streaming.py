@@ -1,5 +1,6 @@
 """`fit`, `evaluate` and `predict` on datasets of strings."""
 
+import warnings
 from unittest import mock
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
+from tasks.model import task_model
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled
 from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of
@@ -138,6 +140,21 @@ def test_two_replicas_equal_one(weights, mirrored):
     for model in (alone, together):
         model.fit(batches(ROWS, NAMES, size=5), epochs=3, verbose=0)
     assert_equal_weights(weights_of(alone), weights_of(together), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.medium
+def test_an_epoch_of_prefetched_batches_ends_in_silence(weights, monkeypatch):
+    """Batches that are prefetched to a GPU have no length."""
+    distribute = task_model.distribute
+    monkeypatch.setattr(task_model, "is_accelerated", lambda strategy: True)
+    monkeypatch.setattr(
+        task_model, "distribute", lambda *args: distribute(*args).filter(lambda *batch: True)
+    )
+    model = compiled("TextClassifier", weights)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Your input ran out of data")
+        history = model.fit(batches(ROWS, NAMES), epochs=2, verbose=0)
+    assert history.params["steps"] == 3 and int(model.optimizer.iterations) == 6
 
 
 @pytest.mark.slow
