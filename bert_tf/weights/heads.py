@@ -168,7 +168,7 @@ def read_head(
         _check_units(len(bias), 1, "multiple choice")
     task = {"kind": kind, **copy.deepcopy(TEMPLATES[kind]), "max_seq_length": limit, **fields}
     if not labels and not pairs:
-        task = _recorded(values, task)
+        task = _recorded(values, task, max_seq_length)
     return task, {KERNEL: np.ascontiguousarray(kernel), BIAS: np.ascontiguousarray(bias)}
 
 
@@ -189,8 +189,11 @@ def record_of(task: Mapping[str, Any]) -> dict[str, Any]:
     return {"task_specific_params": {_RECORD: dict(task)}}
 
 
-def _recorded(values, task):
-    """Return the task that a conversion recorded, if it is of the same outputs; else `task`."""
+def _recorded(values, task, max_seq_length):
+    """Return the task that a conversion recorded, if it is of the same outputs; else `task`.
+
+    Unlike the default, a recorded length may be that of the model, `max_seq_length`.
+    """
     entries = values.get("task_specific_params")
     found = entries.get(_RECORD) if isinstance(entries, dict) else None
     if isinstance(found, dict) and (found.get("kind"), task["kind"]) == ("ranking", "regression"):
@@ -208,7 +211,7 @@ def _recorded(values, task):
         )
         return task
     length = found.get("max_seq_length")
-    if type(length) is not int or not 0 < length <= task["max_seq_length"]:
+    if type(length) is not int or not 0 < length <= max_seq_length:
         return task
     # Fields that were added since have their defaults. Values are checked when the run is opened.
     return {**task, **found}
