@@ -303,6 +303,32 @@ def test_convert_writes_the_task(tmp_path, config, vocabulary, capsys):
 
 
 @pytest.mark.parametrize(
+    ("model", "units", "given", "received"),
+    [
+        (None, 0, {"labels": ("no", "yes")}, "directory model, with no head of a task. Correct"),
+        (None, 0, {"pairs": True}, "directory model, with no head of a task. Correct"),
+        ("SequenceClassification", 3, {"labels": ("a", "b")}, "classifier head, labels a, b: exp"),
+        ("SequenceClassification", 3, {"labels": ("a", "a", "b")}, "expected 3 different names"),
+        ("QuestionAnswering", 2, {"labels": ("a", "b")}, "with the head of task span_qa. Correct"),
+        ("TokenClassification", 3, {"pairs": True}, "with the head of task tagging. Correct"),
+    ],
+)
+def test_convert_rejects_flags_that_the_head_cannot_use(
+    tmp_path, config, vocabulary, model, units, given, received
+):
+    path, flag = tmp_path / "model", next(iter(given))
+    if model is None:
+        small.write_huggingface(path, config, vocabulary)
+    else:
+        write_head(path, config, vocabulary, model, units, id2label=table("O", "B-X", "I-X"))
+    settings = convert.ConvertSettings(str(path), str(tmp_path / "run"), **given)
+    settings.check()
+    with pytest.raises(UserError, match=f"--{flag}: expected weights with a head.*{received}"):
+        convert.main(settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     "given", [{"labels": ("no", "yes")}, {"pairs": True}, {"config_file": "x"}, {"vocab_file": "x"}]
 )
 def test_what_the_files_of_a_run_say_is_not_given_for_it(tmp_path, config, vocabulary, given):
