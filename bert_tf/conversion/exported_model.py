@@ -89,7 +89,7 @@ class ExportedModel:
             values["problem_type"] = f"{several}_label_classification"
         if self.kind in ("regression", "ranking"):
             values["problem_type"] = "regression"
-        return {**values, **heads.record_of(task)}
+        return {**values, **heads.record_of(task, self.pretrained.weights)}
 
     def tensors(self, column: str, parts: Iterable[str]) -> dict[str, np.ndarray]:
         """Return components by the names and in the orientation of a column of `name_map.Names`."""

@@ -15,6 +15,7 @@ from bert_tf.conversion import checked_conversion, exported_model
 from bert_tf.runs.run import Run
 from bert_tf.weights import heads, name_map, tensor_files
 from tests import small
+from tests.bert_tf.test_weights import edit
 
 WORDS_OF_TASKS = {
     "classification": {"labels": ["ham", "mid", "spam"]},
@@ -203,6 +204,16 @@ def test_tuned_values_are_named_as_dropped(tmp_path, config, vocabulary):
     assert exported_model.from_pretrained(
         read_pretrained(tmp_path / "run"), tmp_path / "run"
     ).dropped == ["max_seq_length=12", "temperature=1.5"]
+
+
+def test_tuned_values_are_not_those_of_a_head_that_was_trained_since(tmp_path, config, vocabulary):
+    fine_tuned(tmp_path / "run", config, vocabulary, "binary")
+    path = converted(tmp_path / "run", tmp_path / "out", format="huggingface")
+    task = read_pretrained(path).task
+    assert task == read_pretrained(tmp_path / "run").task and task["thresholds"] == [0.3]
+    edit(path, lambda tensors: tensors.update({"classifier.bias": np.ones(2, np.float32)}))
+    with pytest.warns(UserWarning, match="ignored thresholds, since the head was changed after"):
+        assert read_pretrained(path).task == {**task, "thresholds": None}
 
 
 def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary):
