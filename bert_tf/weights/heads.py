@@ -182,6 +182,11 @@ def is_binary(task: Mapping[str, Any]) -> bool:
     return task["kind"] == "classification" and len(labels) == 2 and not task.get("multi_label")
 
 
+def name_of(kind: str) -> str:
+    """Return what messages call the head of a task type."""
+    return "anomaly detector" if kind == "anomaly" else f"{kind} head"
+
+
 def reads_pairs(task: Mapping[str, Any]) -> bool:
     """Return True for a task whose sequences are two texts, the second one with segment 1."""
     of_kind = task["kind"] in ("span_qa", "multiple_choice", "ranking")

@@ -227,6 +227,21 @@ def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary):
     assert report["dropped"] == ["the anomaly detector", "threshold=0.5"]
 
 
+@pytest.mark.parametrize("format", ["huggingface", "google"])
+def test_a_task_type_of_the_users_gives_its_encoder(tmp_path, tanh, vocabulary, format):
+    task = {"kind": "rating", "max_seq_length": 12}
+    weights = small.random_weights(tanh, parts=("bert", "classifier"))
+    run = Run.create(tmp_path / "run", tanh, vocabulary, train={}, task=task)
+    run.checkpoints.save(3, weights)
+    path = converted(tmp_path / "run", tmp_path / "out", format=format)
+    dropped = json.loads((path / "conversion.json").read_text())["dropped"]
+    assert {"the rating head", "max_seq_length=12"} <= set(dropped)
+    assert read_pretrained(path).task is None
+    back = read_pretrained(converted(tmp_path / "run", tmp_path / "back"))
+    assert back.task == task
+    np.testing.assert_array_equal(back.weights[heads.KERNEL], weights[heads.KERNEL])
+
+
 def test_the_tokenizer_files_hold_ids_case_and_length(tmp_path, config, vocabulary):
     cased = dataclasses.replace(config, do_lower_case=False, strip_accents=True)
     fine_tuned(tmp_path / "run", cased, vocabulary, "regression")
