@@ -21,6 +21,7 @@ from bert_tf.errors import UserError
 from bert_tf.runs.checkpoints import read_bundle
 from bert_tf.storage import files
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.weights import huggingface
 from bert_tf.weights.name_map import StoredModel
 
 # Optimizer slots and step counters belong to the training of the checkpoint, position ids are a
@@ -121,7 +122,7 @@ def find(
     prefix = _prefix_in(path) if path.is_dir() else path
     if prefix is None or not _exists(prefix):
         # A release whose checkpoint is missing is reported as such.
-        if not (path / "bert_config.json").is_file() or (path / "pytorch_model.bin").is_file():
+        if not (path / "bert_config.json").is_file() or huggingface.is_directory_of(path):
             return None
         prefix = path / RELEASED
     if not vocabulary and (path / _SAVED_MODEL).is_file():
