@@ -11,7 +11,7 @@ import tensorflow as tf
 import tokenizers
 
 from bert_tf import UserError, convert, read_pretrained
-from bert_tf.conversion import checked_conversion, exported_model
+from bert_tf.conversion import checked_conversion, exported_model, keras_export
 from bert_tf.runs.run import Run
 from bert_tf.weights import heads, name_map, tensor_files
 from tests import small
@@ -275,6 +275,25 @@ def test_the_length_of_words_is_kept_and_read_by_other_libraries(tmp_path, tanh,
     path = converted(tmp_path / "run", tmp_path / "keras", format="keras")
     dropped = json.loads((path / "conversion.json").read_text())["dropped"]
     assert dropped == [f"max_input_chars_per_word={limit}: keras-hub uses 100"] * (limit != 100)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("strips", [True, False, None])
+def test_accents_that_the_way_back_from_a_preset_strips_are_named(
+    tmp_path, tanh, vocabulary, lower, strips
+):
+    config = dataclasses.replace(tanh, do_lower_case=lower, strip_accents=strips)
+    pretrained_run(tmp_path / "run", config, vocabulary, parts=("bert",))
+    model = exported_model.from_pretrained(read_pretrained(tmp_path / "run"), tmp_path / "run")
+    (tmp_path / "preset").mkdir()
+    _, dropped = keras_export.write(model, tmp_path / "preset")
+    back = read_pretrained(tmp_path / "preset").config
+    assert back.do_lower_case == lower
+    before, after = (
+        lower if one.strip_accents is None else one.strip_accents for one in (config, back)
+    )
+    assert (before != after) == (lower and strips is False)
+    assert any("strip_accents=False" in line for line in dropped) == (before != after)
 
 
 @pytest.mark.medium
