@@ -216,7 +216,7 @@ def test_tuned_values_are_not_those_of_a_head_that_was_trained_since(tmp_path, c
         assert read_pretrained(path).task == {**task, "thresholds": None}
 
 
-def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary):
+def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary, capsys):
     run = Run.create(
         tmp_path / "run", config, vocabulary, train={}, task={"kind": "anomaly", "threshold": 0.5}
     )
@@ -225,6 +225,10 @@ def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary):
     assert json.loads((path / "config.json").read_text())["architectures"] == ["BertModel"]
     report = json.loads((path / "conversion.json").read_text())
     assert report["dropped"] == ["the anomaly detector", "threshold=0.5"]
+    path = converted(tmp_path / "run", tmp_path / "again")
+    report = json.loads((path / "conversion.json").read_text())
+    assert report["source"].endswith("step-00000000 (not used: anomaly detector)")
+    assert report["source"] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("format", ["huggingface", "google"])
