@@ -18,7 +18,7 @@ from bert_tf.errors import UserError
 from bert_tf.runs.run import check_free
 from bert_tf.storage import files
 from bert_tf.system import command
-from bert_tf.weights import sources
+from bert_tf.weights import heads, sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +93,7 @@ def main(settings: ConvertSettings) -> None:
         labels=settings.labels,
         pairs=settings.pairs,
     )
+    _check_flags_of_head(pretrained, settings)
     pretrained = _grown(pretrained, settings)
     if settings.format == "run":
         report = checked_conversion.save_run(pretrained, settings.to)
@@ -112,6 +113,21 @@ def main(settings: ConvertSettings) -> None:
         f"{', '.join(pretrained.heads) or 'none'}"
         + (f"; task {pretrained.run_task['kind']}" if pretrained.run_task else "")
     )
+
+
+def _check_flags_of_head(pretrained: sources.PretrainedWeights, settings: ConvertSettings) -> None:
+    """Raise UserError if --labels or --pairs is given, but the weights' head cannot use it."""
+    task = pretrained.task
+    found = f"the head of task {task['kind']}" if task else "no head of a task"
+    for flag, is_used in (
+        ("labels", task is not None and "labels" in task),
+        ("pairs", task is not None and heads.reads_pairs(task)),
+    ):
+        if getattr(settings, flag) and not is_used:
+            raise UserError(
+                f"--{flag}: expected weights with a head that fits it. Received: "
+                f"{pretrained.origin}, with {found}. Correct the flag or omit it."
+            )
 
 
 def _grown(

@@ -9,6 +9,7 @@ and heads, with their values, in a browser; it loads nothing from the network.
 
 import dataclasses
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.storage import files, ownership, paths
 from bert_tf.system import command
@@ -43,8 +44,11 @@ class PlotAttentionSettings:
     def check(self) -> None:
         """Check the weights, the layer and the head without TensorFlow; raises UserError."""
         config = sources.check(self.run)
-        if config is None:
-            return
+        if config is not None:
+            self.check_fits(config)
+
+    def check_fits(self, config: BertConfig) -> None:
+        """Check that a model of a configuration has the layer and the head; raises UserError."""
         for name, count in (
             ("layer", config.num_hidden_layers),
             ("head", config.num_attention_heads),
@@ -60,6 +64,7 @@ def main(settings: PlotAttentionSettings) -> None:
 
     with ownership.sole_output(settings.output, settings.overwrite):
         pretrained = sources.read_pretrained(settings.run)
+        settings.check_fits(pretrained.config)  # Of some sources, it is known only once read.
         attention = attention_of(
             pretrained, settings.text, settings.text_b, settings.max_seq_length
         )

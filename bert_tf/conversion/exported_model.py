@@ -63,10 +63,14 @@ class ExportedModel:
 
     @property
     def dropped(self) -> list[str]:
-        """Fields of the task that a format without a place for it drops, such as "threshold=2"."""
+        """Fields of the task that a format without a place for it drops, such as "threshold=2".
+
+        Also its head, if no other format has the task type.
+        """
         task = self.task or {}
-        detector = ["the anomaly detector"] if task.get("kind") == "anomaly" else []
-        return detector + [
+        is_alone = not self.kind and self.pretrained.embedder is None
+        head = [f"the {heads.name_of(task['kind'])}"] if task and is_alone else []
+        return head + [
             f"{name}={task[name]}"
             for name, usual in _PREDICTION_FIELDS.items()
             if task.get(name, usual) != usual and task[name] is not None
@@ -89,7 +93,7 @@ class ExportedModel:
             values["problem_type"] = f"{several}_label_classification"
         if self.kind in ("regression", "ranking"):
             values["problem_type"] = "regression"
-        return {**values, **heads.record_of(task)}
+        return {**values, **heads.record_of(task, self.pretrained.weights)}
 
     def tensors(self, column: str, parts: Iterable[str]) -> dict[str, np.ndarray]:
         """Return components by the names and in the orientation of a column of `name_map.Names`."""
@@ -107,6 +111,8 @@ def from_pretrained(pretrained: PretrainedWeights, path: str | os.PathLike[str])
         return ExportedModel(pretrained, embedder)
     if task is None:
         return ExportedModel(pretrained, Run.open(path).task if Run.exists(path) else None)
+    if task["kind"] not in heads.CLASSES:  # A task type of the user's.
+        return ExportedModel(dataclasses.replace(pretrained, task=None), task)
     if heads.is_binary(task):
         # softmax([-x/2, x/2])[1] equals sigmoid(x), and x/2 - -x/2 is x without rounding.
         head = {

@@ -21,6 +21,7 @@ from bert_tf.errors import UserError
 from bert_tf.runs.checkpoints import read_bundle
 from bert_tf.storage import files
 from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.weights import huggingface
 from bert_tf.weights.name_map import StoredModel
 
 # Optimizer slots and step counters belong to the training of the checkpoint, position ids are a
@@ -36,6 +37,8 @@ _CLASSES = {
     "output_bias": "BertForSequenceClassification",
     "cls/squad/output_bias": "BertForQuestionAnswering",
 }
+# Ends of the files of a checkpoint, also as far as a shell completes them.
+_ENDS = re.compile(r"(?<=[^./])\.(index|meta|data-\d{5}-of-\d{5})?$")
 _OF_HEAD = ("architectures", "id2label", "problem_type", "task_specific_params")
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -106,8 +109,8 @@ def find(
     """Find the parts of a model.
 
     Args:
-        path: Directory with a checkpoint, prefix of a checkpoint, such as DIR/model.ckpt-343, or
-            SavedModel.
+        path: Directory with a checkpoint, prefix of a checkpoint, such as DIR/model.ckpt-343, one
+            of its files, or SavedModel.
         config: Path of bert_config.json; by default beside the checkpoint or one level up.
         vocabulary: Path of vocab.txt, likewise.
 
@@ -118,10 +121,10 @@ def find(
         UserError: The directory has several checkpoints, and none is named bert_model.ckpt or by
             the file "checkpoint".
     """
-    prefix = _prefix_in(path) if path.is_dir() else path
+    prefix = _prefix_in(path) if path.is_dir() else _prefix_of(path)
     if prefix is None or not _exists(prefix):
         # A release whose checkpoint is missing is reported as such.
-        if not (path / "bert_config.json").is_file() or (path / "pytorch_model.bin").is_file():
+        if not (path / "bert_config.json").is_file() or huggingface.is_directory_of(path):
             return None
         prefix = path / RELEASED
     if not vocabulary and (path / _SAVED_MODEL).is_file():
@@ -191,6 +194,12 @@ def _prefix_in(directory):
             f"{directory}: {len(prefixes)} checkpoints; name one of them, such as {prefixes[-1]}"
         )
     return prefixes[0] if prefixes else None
+
+
+def _prefix_of(path):
+    """Return the prefix of the checkpoint that one of its files belongs to; else the path."""
+    prefix = pathlib.Path(_ENDS.sub("", str(path)))
+    return prefix if _exists(prefix) else path
 
 
 def _exists(prefix):

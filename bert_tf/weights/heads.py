@@ -14,6 +14,7 @@ Shape suffixes: H hidden size, C outputs of the head.
 """
 
 import copy
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,6 +82,9 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 }
 _NEXT_SENTENCE = "next_sentence/output_weights"
 _RECORD = "bert_tf"  # Key of our task in task_specific_params of config.json.
+_DIGEST = "head_sha256"  # Key of the digest of the head in this task.
+# Fields that are tuned after training, for one checkpoint.
+_TUNED = ("temperature", "thresholds", "null_threshold")
 # Classes of transformers by task type.
 CLASSES = {
     "ranking": "BertForSequenceClassification",
@@ -168,7 +172,7 @@ def read_head(
         _check_units(len(bias), 1, "multiple choice")
     task = {"kind": kind, **copy.deepcopy(TEMPLATES[kind]), "max_seq_length": limit, **fields}
     if not labels and not pairs:
-        task = _recorded(values, task)
+        task = _recorded(values, task, max_seq_length, weights)
     return task, {KERNEL: np.ascontiguousarray(kernel), BIAS: np.ascontiguousarray(bias)}
 
 
@@ -178,19 +182,40 @@ def is_binary(task: Mapping[str, Any]) -> bool:
     return task["kind"] == "classification" and len(labels) == 2 and not task.get("multi_label")
 
 
+def name_of(kind: str) -> str:
+    """Return what messages call the head of a task type."""
+    return "anomaly detector" if kind == "anomaly" else f"{kind} head"
+
+
 def reads_pairs(task: Mapping[str, Any]) -> bool:
     """Return True for a task whose sequences are two texts, the second one with segment 1."""
     of_kind = task["kind"] in ("span_qa", "multiple_choice", "ranking")
     return of_kind or len(task.get("text_columns", ())) > 1
 
 
-def record_of(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of config.json that keeps a task for `read_head`."""
-    return {"task_specific_params": {_RECORD: dict(task)}}
+def record_of(
+    task: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None = None
+) -> dict[str, Any]:
+    """Return the entry of config.json that keeps a task for `read_head`.
+
+    Tuned values are for the head in `weights`, as it is written; by default for any head.
+    """
+    digest = {_DIGEST: _digest(weights)} if weights else {}
+    return {"task_specific_params": {_RECORD: {**task, **digest}}}
 
 
-def _recorded(values, task):
-    """Return the task that a conversion recorded, if it is of the same outputs; else `task`."""
+def _digest(weights):
+    """Return the SHA-256 of a head."""
+    arrays = (np.asarray(weights[name], np.float32) for name in (KERNEL, BIAS))
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+
+
+def _recorded(values, task, max_seq_length, weights):
+    """Return the task that a conversion recorded, if it is of the same outputs; else `task`.
+
+    Unlike the default, a recorded length may be that of the model, `max_seq_length`. Tuned values
+    are left out if the head in `weights` is another one than when they were recorded.
+    """
     entries = values.get("task_specific_params")
     found = entries.get(_RECORD) if isinstance(entries, dict) else None
     if isinstance(found, dict) and (found.get("kind"), task["kind"]) == ("ranking", "regression"):
@@ -200,7 +225,7 @@ def _recorded(values, task):
     same = ("kind", "labels", "multi_label")
     if not isinstance(found, dict) or any(found.get(name) != task.get(name) for name in same):
         return task
-    if unknown := sorted(set(found) - set(task)):
+    if unknown := sorted(set(found) - {*task, _DIGEST}):
         warnings.warn(
             f"task_specific_params: ignored the recorded task, whose field "
             f"{', '.join(unknown):.200} is unknown; update bert_tf if a newer version wrote it",
@@ -208,10 +233,18 @@ def _recorded(values, task):
         )
         return task
     length = found.get("max_seq_length")
-    if type(length) is not int or not 0 < length <= task["max_seq_length"]:
+    if type(length) is not int or not 0 < length <= max_seq_length:
         return task
+    tuned = [name for name in _TUNED if found.get(name) is not None]
+    if tuned and _DIGEST in found and found[_DIGEST] != _digest(weights):
+        warnings.warn(
+            f"task_specific_params: ignored {', '.join(tuned)}, since the head was changed after "
+            "they were tuned; tune them again",
+            stacklevel=2,
+        )
+        found = {**found, **dict.fromkeys(tuned)}
     # Fields that were added since have their defaults. Values are checked when the run is opened.
-    return {**task, **found}
+    return {**task, **{name: value for name, value in found.items() if name != _DIGEST}}
 
 
 def match_head(

@@ -364,14 +364,16 @@ def _read_run(run):
     tensors = checkpoints.read(chosen)
     stored = StoredModel(run.config, run.vocabulary, tensors, "ours", ".*", str(chosen))
     weights, _ = name_map.rename(stored)
-    task = embedder = None
+    task, embedder, unused = None, None, ()
     if run.task is not None and run.task["kind"] == sentence_transformers.KIND:
         embedder = run.task
         weights |= {name: tensors[name] for name in sentence_transformers.dense_names(embedder)}
     elif heads.KERNEL in weights and run.task is not None:
         task = {**run.task, **(run.checkpoints.info(step).get("tuned") or {}).get("values", {})}
+    elif run.task is not None:
+        unused = (heads.name_of(run.task["kind"]),)
     return PretrainedWeights(
-        run.config, run.vocabulary, weights, f"run {chosen}", task=task, embedder=embedder
+        run.config, run.vocabulary, weights, f"run {chosen}", unused, task=task, embedder=embedder
     )
 
 

@@ -126,10 +126,11 @@ def model_card(
 def without_paths(origin: str) -> str:
     """Return the origin of weights, as in train.json, without parent directories.
 
-    "run /home/me/RUN/checkpoints/step-00000120" becomes "run RUN, step-00000120".
+    "run /home/me/RUN/checkpoints/step-00000120" becomes "run RUN, step-00000120". The organization
+    in the id of a model of the hub stays.
     """
     origin = re.sub(r"^run (?:.*/)?([^/]+)/checkpoints/+(step-\d+)", r"run \1, \2", origin)
-    return re.sub(r"(?<!\S)\S*/(?=\S)", "", origin)
+    return re.sub(r"(?<!\S)(?<!Hugging Face model )\S*/(?=\S)", "", origin)
 
 
 def _gpu():

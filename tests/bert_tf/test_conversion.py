@@ -11,10 +11,11 @@ import tensorflow as tf
 import tokenizers
 
 from bert_tf import UserError, convert, read_pretrained
-from bert_tf.conversion import checked_conversion, exported_model
+from bert_tf.conversion import checked_conversion, exported_model, keras_export
 from bert_tf.runs.run import Run
 from bert_tf.weights import heads, name_map, tensor_files
 from tests import small
+from tests.bert_tf.test_weights import edit
 
 WORDS_OF_TASKS = {
     "classification": {"labels": ["ham", "mid", "spam"]},
@@ -205,7 +206,17 @@ def test_tuned_values_are_named_as_dropped(tmp_path, config, vocabulary):
     ).dropped == ["max_seq_length=12", "temperature=1.5"]
 
 
-def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary):
+def test_tuned_values_are_not_those_of_a_head_that_was_trained_since(tmp_path, config, vocabulary):
+    fine_tuned(tmp_path / "run", config, vocabulary, "binary")
+    path = converted(tmp_path / "run", tmp_path / "out", format="huggingface")
+    task = read_pretrained(path).task
+    assert task == read_pretrained(tmp_path / "run").task and task["thresholds"] == [0.3]
+    edit(path, lambda tensors: tensors.update({"classifier.bias": np.ones(2, np.float32)}))
+    with pytest.warns(UserWarning, match="ignored thresholds, since the head was changed after"):
+        assert read_pretrained(path).task == {**task, "thresholds": None}
+
+
+def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary, capsys):
     run = Run.create(
         tmp_path / "run", config, vocabulary, train={}, task={"kind": "anomaly", "threshold": 0.5}
     )
@@ -214,6 +225,25 @@ def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary):
     assert json.loads((path / "config.json").read_text())["architectures"] == ["BertModel"]
     report = json.loads((path / "conversion.json").read_text())
     assert report["dropped"] == ["the anomaly detector", "threshold=0.5"]
+    path = converted(tmp_path / "run", tmp_path / "again")
+    report = json.loads((path / "conversion.json").read_text())
+    assert report["source"].endswith("step-00000000 (not used: anomaly detector)")
+    assert report["source"] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", ["huggingface", "google"])
+def test_a_task_type_of_the_users_gives_its_encoder(tmp_path, tanh, vocabulary, format):
+    task = {"kind": "rating", "max_seq_length": 12}
+    weights = small.random_weights(tanh, parts=("bert", "classifier"))
+    run = Run.create(tmp_path / "run", tanh, vocabulary, train={}, task=task)
+    run.checkpoints.save(3, weights)
+    path = converted(tmp_path / "run", tmp_path / "out", format=format)
+    dropped = json.loads((path / "conversion.json").read_text())["dropped"]
+    assert {"the rating head", "max_seq_length=12"} <= set(dropped)
+    assert read_pretrained(path).task is None
+    back = read_pretrained(converted(tmp_path / "run", tmp_path / "back"))
+    assert back.task == task
+    np.testing.assert_array_equal(back.weights[heads.KERNEL], weights[heads.KERNEL])
 
 
 def test_the_tokenizer_files_hold_ids_case_and_length(tmp_path, config, vocabulary):
@@ -249,6 +279,25 @@ def test_the_length_of_words_is_kept_and_read_by_other_libraries(tmp_path, tanh,
     path = converted(tmp_path / "run", tmp_path / "keras", format="keras")
     dropped = json.loads((path / "conversion.json").read_text())["dropped"]
     assert dropped == [f"max_input_chars_per_word={limit}: keras-hub uses 100"] * (limit != 100)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("strips", [True, False, None])
+def test_accents_that_the_way_back_from_a_preset_strips_are_named(
+    tmp_path, tanh, vocabulary, lower, strips
+):
+    config = dataclasses.replace(tanh, do_lower_case=lower, strip_accents=strips)
+    pretrained_run(tmp_path / "run", config, vocabulary, parts=("bert",))
+    model = exported_model.from_pretrained(read_pretrained(tmp_path / "run"), tmp_path / "run")
+    (tmp_path / "preset").mkdir()
+    _, dropped = keras_export.write(model, tmp_path / "preset")
+    back = read_pretrained(tmp_path / "preset").config
+    assert back.do_lower_case == lower
+    before, after = (
+        lower if one.strip_accents is None else one.strip_accents for one in (config, back)
+    )
+    assert (before != after) == (lower and strips is False)
+    assert any("strip_accents=False" in line for line in dropped) == (before != after)
 
 
 @pytest.mark.medium

@@ -142,6 +142,7 @@ def test_a_converted_task_of_an_earlier_version_is_restored():
     template = {"kind": "classification", **heads.TEMPLATES["classification"], **TASK.to_dict()}
     del record["focal_gamma"]
     values = heads.record_of(record)
-    assert heads._recorded(values, template) == {**record, "focal_gamma": 0.0}
+    assert heads._recorded(values, template, 8, {}) == {**record, "focal_gamma": 0.0}
     with pytest.warns(UserWarning, match="recorded task, whose field newer is unknown"):
-        assert heads._recorded(heads.record_of({**record, "newer": 1}), template) == template
+        values = heads.record_of({**record, "newer": 1})
+        assert heads._recorded(values, template, 8, {}) == template

@@ -69,6 +69,21 @@ def test_both_formats_are_read_by_directory_and_by_prefix(tmp_path, config, voca
 
 
 @pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_a_checkpoint_means_the_checkpoint(tmp_path, config, vocabulary, version):
+    weights, tensors = tensors_of(config)
+    write_files(tmp_path, config, vocabulary)
+    save(tmp_path / "model.ckpt-9", tensors, version)
+    (tmp_path / "model.ckpt-9.meta").touch()
+    paths = [*tmp_path.glob("model.ckpt-9*"), tmp_path / "model.ckpt-9."]
+    assert len(paths) == 2 + version
+    for path in paths:
+        assert_holds(read_pretrained(path).weights, weights)
+    (tmp_path / "other.meta").touch()
+    with pytest.raises(UserError, match="other.meta: is a file; expected the directory of a mod"):
+        read_pretrained(tmp_path / "other.meta")
+
+
+@pytest.mark.parametrize("version", [1, 2])
 def test_a_path_is_no_pattern(tmp_path, config, vocabulary, version):
     weights, tensors = tensors_of(config)
     directory = tmp_path / "d [1]"

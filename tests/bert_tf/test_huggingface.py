@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import struct
 
 import ml_dtypes
@@ -306,6 +307,13 @@ def test_safetensors_are_preferred_to_a_pickle(huggingface_dir, config, write):
     write(huggingface_dir / "pytorch_model.bin", {"x": np.zeros(1, np.float32)})
     (huggingface_dir / "tf_model.h5").write_bytes(b"")
     assert_same(huggingface_dir, config)
+
+
+def test_a_configuration_of_google_beside_the_weights_is_not_a_release(huggingface_dir, config):
+    shutil.copy(huggingface_dir / "config.json", huggingface_dir / "bert_config.json")
+    pretrained = read_pretrained(huggingface_dir)
+    assert pretrained.source == "Hugging Face directory huggingface"
+    assert pretrained.config.hidden_act == config.hidden_act
 
 
 def test_a_configuration_of_before_2019_means_the_exact_gelu(huggingface_dir, config):

@@ -23,6 +23,7 @@ from bert_tf.attention_maps.plots import (
 )
 from bert_tf.plot_attention import PlotAttentionSettings
 from bert_tf.system import command, plotting
+from bert_tf.weights import sources
 from bert_tf.weights.sources import read_pretrained
 from tests import small
 
@@ -156,6 +157,18 @@ def test_wrong_flags_are_reported(huggingface_dir, changes, message):
     values = {"run": str(huggingface_dir), "text": "a", "output": "x.png", **changes}
     with pytest.raises(UserError, match=message):
         PlotAttentionSettings(**values).check()
+
+
+@pytest.mark.parametrize("flag", [{"layer": 2}, {"layer": -1}, {"head": 3}, {"head": -1}])
+def test_a_configuration_that_is_read_late_is_checked(huggingface_dir, tmp_path, monkeypatch, flag):
+    monkeypatch.setattr(sources, "check", lambda path: None)  # As of a remote path.
+    values = {"run": str(huggingface_dir), "text": "a", "output": str(tmp_path / "x.png")}
+    settings = PlotAttentionSettings(**values, max_seq_length=8, **flag)
+    settings.check()
+    ((name, value),) = flag.items()
+    with pytest.raises(UserError, match=f"--{name}={value}: expected an integer in"):
+        plot_attention.main(settings)
+    assert not (tmp_path / "x.png").exists()
 
 
 def test_without_matplotlib_the_message_names_the_extra():

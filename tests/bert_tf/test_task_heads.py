@@ -231,6 +231,16 @@ def test_the_length_of_the_tokenizer_limits_that_of_the_task(tmp_path, config, v
         assert read_pretrained(path).task["max_seq_length"] == expected
 
 
+@pytest.mark.parametrize("length", [600, 601])
+def test_a_recorded_task_may_use_all_positions(tmp_path, config, vocabulary, length):
+    longer = dataclasses.replace(config, max_position_embeddings=600)
+    default = {"kind": "regression", **heads.TEMPLATES["regression"], "max_seq_length": 512}
+    task = {**default, "max_seq_length": length, "truncation": "tail"}
+    record = heads.record_of(task)
+    pretrained, *_ = read(tmp_path, longer, vocabulary, "SequenceClassification", 1, **record)
+    assert pretrained.task == (task if length == 600 else default)
+
+
 @pytest.mark.parametrize("column", ["google", "huggingface", "keras", "ours"])
 def test_exported_tensors_are_read_bitwise(config, vocabulary, column):
     parts = {
@@ -290,6 +300,32 @@ def test_convert_writes_the_task(tmp_path, config, vocabulary, capsys):
     again = read_pretrained(tmp_path / "run")
     assert again.task["labels"] == ["no", "yes"]
     assert again.weights["classifier/kernel"].shape == (12, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "units", "given", "received"),
+    [
+        (None, 0, {"labels": ("no", "yes")}, "directory model, with no head of a task. Correct"),
+        (None, 0, {"pairs": True}, "directory model, with no head of a task. Correct"),
+        ("SequenceClassification", 3, {"labels": ("a", "b")}, "classifier head, labels a, b: exp"),
+        ("SequenceClassification", 3, {"labels": ("a", "a", "b")}, "expected 3 different names"),
+        ("QuestionAnswering", 2, {"labels": ("a", "b")}, "with the head of task span_qa. Correct"),
+        ("TokenClassification", 3, {"pairs": True}, "with the head of task tagging. Correct"),
+    ],
+)
+def test_convert_rejects_flags_that_the_head_cannot_use(
+    tmp_path, config, vocabulary, model, units, given, received
+):
+    path, flag = tmp_path / "model", next(iter(given))
+    if model is None:
+        small.write_huggingface(path, config, vocabulary)
+    else:
+        write_head(path, config, vocabulary, model, units, id2label=table("O", "B-X", "I-X"))
+    settings = convert.ConvertSettings(str(path), str(tmp_path / "run"), **given)
+    settings.check()
+    with pytest.raises(UserError, match=f"--{flag}: expected weights with a head.*{received}"):
+        convert.main(settings)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,10 @@ def test_the_model_card_has_the_records_of_the_run(version, trained):
         ("run gs://bucket/RUN/checkpoints/step-00000012", "run RUN, step-00000012"),
         ("keras-hub preset /home/me/bert_tiny", "keras-hub preset bert_tiny"),
         ("Hugging Face directory model", "Hugging Face directory model"),
+        (
+            "Hugging Face model microsoft/bert, revision 0a1b (not used: a/b)",
+            "Hugging Face model microsoft/bert, revision 0a1b (not used: b)",
+        ),
     ],
 )
 def test_origins_are_recorded_without_paths(origin, shown):

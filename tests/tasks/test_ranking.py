@@ -274,7 +274,7 @@ def test_a_ranker_is_a_regressor_for_other_libraries_and_a_ranker_again(config):
     kernel = np.ones((config.hidden_size, 1), np.float32)
     weights = {heads.KERNEL: kernel, heads.BIAS: np.zeros(1, np.float32)}
     task = RankingTask(max_seq_length=12, ranking_loss="listwise", activation="identity")
-    pretrained = types.SimpleNamespace(task=task.to_dict())
+    pretrained = types.SimpleNamespace(task=task.to_dict(), weights=weights)
     written = ExportedModel(pretrained, pretrained.task)
     values = {"architectures": [heads.CLASSES["ranking"]], **written.config_values()}
     assert values["problem_type"] == "regression"
