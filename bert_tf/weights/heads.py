@@ -291,7 +291,7 @@ def _kind(values):
 def _labels(values, count, labels):
     """Return the names of the labels in the order of the head's outputs."""
     if labels:
-        if len(labels) != count or len(set(labels)) != count:
+        if len(labels) != count or len(set(labels)) != count or not all(labels):
             raise UserError(
                 f"labels {', '.join(labels):.200}: expected {count} different names, one per "
                 "output of the head"

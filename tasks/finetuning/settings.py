@@ -265,12 +265,16 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         self.runs()  # Reports a value that is invalid for a run now, not when its turn comes.
 
     def _check_data(self):
+        labels = list(map(as_label, self.labels))
+        shown = f"--labels={','.join(self.labels)}"
+        if not all(labels):
+            raise UserError(
+                f"{shown}: expected names joined by commas, received an empty one; remove a comma"
+            )
         # Of entities, one type is enough.
         is_single = len(self.labels) == 1 and self._dataset.kind == "classification"
-        if is_single or len(set(map(as_label, self.labels))) != len(self.labels):
-            raise UserError(
-                f"--labels={','.join(self.labels)}: expected at least two different labels"
-            )
+        if is_single or len(set(labels)) != len(labels):
+            raise UserError(f"{shown}: expected at least two different labels")
         paths.check_local_file("train", self.train)
         for path in self.dev:
             paths.check_local_file("dev", path)

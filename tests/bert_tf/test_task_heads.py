@@ -177,7 +177,9 @@ def test_names_of_labels_replace_those_of_the_source(tmp_path, config, vocabular
     write_head(tmp_path / "model", config, vocabulary, "SequenceClassification", 3)
     task = read_pretrained(tmp_path / "model", labels=("a", "b", "c")).task
     assert task["labels"] == ["a", "b", "c"]
-    assert "expected 3 different names" in read_pretrained(tmp_path / "model", labels="ab").origin
+    for labels in ("ab", ("a", "b", "")):
+        origin = read_pretrained(tmp_path / "model", labels=labels).origin
+        assert "expected 3 different names" in origin
 
 
 def test_without_a_pooler_a_new_one_is_reported_and_always_equal(tmp_path, config, vocabulary):

@@ -88,6 +88,9 @@ def test_labels_that_differ_by_space_are_one_label(tmp_path, huggingface_dir, co
         small.settings(huggingface_dir, complaints, tmp_path / "run", labels=("x", "x "))
     with pytest.raises(UserError, match="expected at least two different labels"):
         small.settings(huggingface_dir, complaints, tmp_path / "run", labels=("x",))
+    for labels in (("x", "y", ""), ("x", " ", "y")):
+        with pytest.raises(UserError, match="--labels=x,.*: expected names .* an empty one"):
+            small.settings(huggingface_dir, complaints, tmp_path / "run", labels=labels)
     entities = {"task": "tagging", "labels": ("x",)}
     assert small.settings(huggingface_dir, complaints, tmp_path / "run", **entities)
     with pytest.raises(UserError, match="expected two or more labels. Received: 'x'"):
