@@ -8,15 +8,19 @@ Shape suffixes: N examples.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
 
 from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
+from bert_tf.runs.run import Run
 from bert_tf.train.losses import squared_difference, squared_error
-from tasks.base.task import LabelledTextTask, OutputSpec, check_choice, described
-from tasks.data.examples import Arrays, EncodedExamples, Tensors
+from bert_tf.weights.sources import read_pretrained
+from tasks.base.task import LabelledTextTask, OutputSpec, Task, check_choice, described
+from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.readers.rows import Example, FileRows, Source
 from tasks.data.windows import Windows
 from tasks.graph.heads import SequenceClassifier
 from tasks.metrics.regression import mean_squared_error, pearson, spearman
@@ -49,6 +53,22 @@ class RegressionTask(LabelledTextTask):
     def __post_init__(self) -> None:
         check_choice("activation", self.activation, ACTIVATIONS)
 
+    @classmethod
+    def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
+        """Create the task; "identity" replaces a "sigmoid" that does not reach all labels."""
+        task = super().from_data(data, max_seq_length=max_seq_length, **options)
+        if task.activation == "sigmoid":
+            rows = task.iter_examples(data, labelled=True)
+            if not all(task._reaches(row.label) for row in rows if isinstance(row, Example)):
+                return dataclasses.replace(task, activation="identity")
+        return task
+
+    @classmethod
+    def options_of_weights(cls, path: str) -> dict[str, Any]:
+        """Return the activation of a regressor, whose head is kept."""
+        source = Run.open(path) if Run.exists(path) else read_pretrained(path)
+        return _activation_of(source.task)
+
     def label_of(self, label: str) -> float:
         """Return the number; raises ValueError if it is not a finite float32."""
         try:
@@ -62,6 +82,19 @@ class RegressionTask(LabelledTextTask):
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> float:
         """Return a number."""
         return self.label_of(str(value))
+
+    def select_training_examples(self, examples: Examples) -> Examples:
+        """Return the examples; raises UserError if the activation does not reach a label."""
+        for label in examples.labels:
+            if not self._reaches(label):
+                raise UserError(
+                    f"label {label}: expected a number from 0 to 1 with activation='sigmoid'; "
+                    "scale the labels, or pass activation='identity' to from_pretrained"
+                )
+        return examples
+
+    def _reaches(self, label):
+        return self.activation == "identity" or 0 <= label <= 1
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
         """Return the encoder with one output."""
@@ -82,6 +115,13 @@ class RegressionTask(LabelledTextTask):
         }
 
 
+def _activation_of(task):
+    """Return the activation of a regression, given as in task.json, as an option."""
+    if not task or task["kind"] != RegressionTask.kind or "activation" not in task:
+        return {}
+    return {"activation": task["activation"]}
+
+
 @keras.saving.register_keras_serializable("bert_tf")
 class TextRegressor(TaskModel):
     """Regressor: one number per text or pair.
@@ -91,10 +131,16 @@ class TextRegressor(TaskModel):
         model.predict(["Very good."])["value"]  # float32 (1,)
 
     Options of `from_pretrained`:
-        activation: "identity", or "sigmoid" for numbers from 0 to 1.
+        activation: "identity", or "sigmoid" for numbers from 0 to 1; by default that of a
+            regressor's weights, else "identity".
         pairs: Whether a row is a pair of texts.
         truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
     """
 
     task_class = RegressionTask
     options = ("activation", "pairs", "truncation")
+
+    @classmethod
+    def _create_task(cls, pretrained, max_seq_length, options) -> Task:
+        options = {**_activation_of(pretrained.task), **options}
+        return super()._create_task(pretrained, max_seq_length, options)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError
+from bert_tf import UserError, read_pretrained
 from tasks.base.task import task_from_dict
-from tasks.finetuning.recipe import finetune
+from tasks.finetuning.recipe import finetune, read
 from tasks.model.loading import load_model
 from tasks.prediction.outputs import predict
-from tasks.types.regression import RegressionTask
+from tasks.types.regression import RegressionTask, TextRegressor
 from tests import small
+from tests.bert_tf.test_task_heads import write_head
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,41 @@ from tests import small
 )
 def test_labels_are_numbers(text, value):
     assert RegressionTask(max_seq_length=12).label_of(text) == value
+
+
+@pytest.fixture
+def cross_encoder(tmp_path, config, vocabulary):
+    sigmoid = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}
+    write_head(tmp_path / "model", config, vocabulary, "SequenceClassification", 1, **sigmoid)
+    return str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"), [("0 0.5 1", "sigmoid"), ("0 2.5 5", "identity"), ("-1 0", "identity")]
+)
+def test_finetuning_keeps_a_sigmoid_that_reaches_the_labels(
+    cross_encoder, tmp_path, labels, expected
+):
+    path = small.write_rows(tmp_path / "train.csv", [("a", label) for label in labels.split()])
+    data = {"train": path, "dev": small.same_rows(path)}
+    settings = small.settings(cross_encoder, data, tmp_path / "run", task="regression")
+    training = read(settings, settings.read_data(), print, tf.distribute.get_strategy())
+    assert training.task.activation == expected
+
+
+@pytest.mark.medium
+def test_weights_of_a_regressor_keep_its_activation(cross_encoder, tmp_path):
+    rows = (["the bill", "my screen"], ["is high", "is broken"])
+    run = read_pretrained(cross_encoder).save(tmp_path / "run")
+    expected = load_model(run.path)(rows)["value"]
+    assert np.all((expected > 0) & (expected < 1))
+    for path in (cross_encoder, run.path):
+        model = TextRegressor.from_pretrained(path, pairs=True, max_seq_length=16)
+        np.testing.assert_allclose(model(rows)["value"], expected, atol=1e-6)
+    with pytest.raises(UserError, match="label 5.0: expected a number from 0 to 1 with activation"):
+        model.fit(rows, [0.5, 5.0], verbose=0)
+    other = TextRegressor.from_pretrained(path, pairs=True, activation="identity")
+    assert other.task.activation == "identity"
 
 
 @pytest.mark.parametrize("text", ["", "high", "nan", "inf", "-inf", "1e39", "1,5", "3.0.0"])
