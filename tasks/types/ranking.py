@@ -158,6 +158,11 @@ class RankingTask(Task):
             examples, texts={**examples.texts, "texts": texts}, labels=labels
         )
 
+    def as_training_rows(self, examples: Examples) -> Examples:
+        """Return the queries with their first `texts_per_query` texts each."""
+        texts = [texts_C[: self.texts_per_query] for texts_C in examples.texts["texts"]]
+        return dataclasses.replace(examples, texts={**examples.texts, "texts": texts})
+
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return the relevance, float32 `(S, C)`, and the weights of queries, float32 `(S,)`.
 

@@ -162,6 +162,8 @@ def test_training_uses_the_first_texts_of_a_query(labels, limit, kept):
     chosen = task.select_training_examples(Examples({"query": ["q"], "texts": [texts]}, [labels]))
     assert chosen.texts == {"query": ["q"], "texts": [[texts[index] for index in kept]]}
     assert chosen.labels == [[labels[index] for index in kept]]
+    unlabelled = task.as_training_rows(Examples({"query": ["q"], "texts": [texts]}, []))
+    assert unlabelled.texts == {"query": ["q"], "texts": [texts[:limit]]}
 
 
 def test_options_are_checked():
