@@ -28,11 +28,11 @@ from bert_tf.text.packing import (
 )
 from bert_tf.text.tokenizer import Tokens, map_tokens
 from bert_tf.text.vocabulary import Vocabulary
+from tasks.data.readers.rows import MAX_CHOICES
 
 # Maximum tokens in all windows of a text. Later windows are dropped, so that the memory for one
 # string is bounded, as bytes beyond the byte limit are.
 MAX_WINDOW_TOKENS = 2**20
-MAX_CHOICES = 2**12  # Per question; the prompt is copied for each choice, which takes memory.
 TOO_MANY = f"choices: too many. Expected: at most {MAX_CHOICES} per question"
 
 

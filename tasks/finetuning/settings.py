@@ -408,10 +408,12 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         """
         kind, options = self.task_options()
         task = {"kind": kind, **options}
-        of_train = {**task, "has_teacher": self.teacher is not None}
+        of_others = {**task, "for_training": True}
+        of_train = {**of_others, "has_teacher": self.teacher is not None}
         # An embedder reads single texts; --text_b_column is of pairs that it learns.
         learns_pairs = kind == "similarity" and len(options.get("text_columns", ())) == 2
-        of_others = {**task, "text_columns": ("text",)} if learns_pairs else task
+        if learns_pairs:
+            of_others["text_columns"] = ("text",)
         data = DataRows(
             {
                 self.train: read_file(of_train, self.train),

@@ -64,7 +64,7 @@ def read_examples(
     if not labelled:
         return _read_texts(path, task_type, options)
     options["max_seq_length"] = default_settings(task_type)["max_seq_length"]
-    data = read_file({"kind": task_type, **options}, path)
+    data = read_file({"kind": task_type, **options, "for_training": True}, path)
     task = task_class(task_type).from_data(data, **options)
     examples = task.load_examples(data)
     y = [task.decode_label(label) for label in examples.labels]

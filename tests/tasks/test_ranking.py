@@ -19,6 +19,7 @@ from bert_tf.weights.sources import read_pretrained
 from tasks import TextRanker, load_model
 from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
+from tasks.data.readers.rows import check_good
 from tasks.data.windows import Windows
 from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
@@ -301,6 +302,19 @@ def write_pairs(path, queries=QUERIES):
         for text, label in zip(texts, labels, strict=True)
     ]
     return small.write_rows(path, rows, ("query", "text", "relevance"))
+
+
+def test_only_training_takes_any_number_of_texts(huggingface_dir, tmp_path):
+    many = write(tmp_path / "many.jsonl", [("q", ["a"] * 4097, [0] * 4097)])
+    few = write(tmp_path / "few.jsonl")
+    options = {"task": "ranking", "unlabelled": (str(many),), "teacher": str(tmp_path)}
+    files = {"train": many, "dev": few}
+    data = small.settings(huggingface_dir, files, tmp_path / "run", **options).read_data()
+    for rows in (data.labelled[str(many)], data.unlabelled[str(many)]):
+        check_good(rows)
+    files = {"train": few, "dev": many}
+    with pytest.raises(UserError, match="many.jsonl:1: expected at most 4,096 texts per query"):
+        small.settings(huggingface_dir, files, tmp_path / "run", task="ranking").check()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import (
+    MAX_CHOICES,
     SUFFIXES,
     BadRow,
     Example,
@@ -166,6 +167,8 @@ def _choice(prompt, choices, answer, first_number, location):
     """Return an `Example`; numbers count the choices from `first_number`."""
     if len(choices) < 2:
         raise RowError(f"expected at least two choices, received {len(choices)}")
+    if len(choices) > MAX_CHOICES:
+        raise RowError(f"expected at most {MAX_CHOICES:,} choices, received {len(choices):,}")
     named = {f"choice {number}": text for number, text in enumerate(choices, start=1)}
     check_texts({"the prompt": prompt, **named})
     label = None if answer is None else _choice_index(answer, len(choices), first_number)

@@ -12,10 +12,12 @@ The last form is that of bert-tf mine_negatives; the query may be named "anchor"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from tasks.data.readers.rows import (
+    MAX_CHOICES,
     SUFFIXES,
     BadRow,
     Example,
@@ -31,7 +33,7 @@ from tasks.data.readers.rows import (
 
 
 def read_rankings(
-    source: Source, labelled: bool = True, **others: Any
+    source: Source, labelled: bool = True, *, for_training: bool = False, **others: Any
 ) -> Iterator[Example | BadRow]:
     """Yield the queries of a file with their texts.
 
@@ -41,6 +43,7 @@ def read_rankings(
     Args:
         source: The file.
         labelled: Whether to read the relevance.
+        for_training: Whether training reads them, which uses a part of the texts of a query.
         **others: Other values of a task.json, which are ignored.
 
     Yields:
@@ -51,6 +54,7 @@ def read_rankings(
         UserError: If the file cannot be read, or its header lacks a column.
     """
     file = data_file(source, SUFFIXES)
+    limit = math.inf if for_training else MAX_CHOICES
     columns = ("query", "text", *(("relevance",) if labelled else ()))
     # Examples of pairs are filled while the file is read.
     items: list[Example | BadRow] = []
@@ -68,8 +72,15 @@ def read_rankings(
         if of_query:
             items.append(row)
         else:
-            yield row
-    yield from items
+            yield _within(limit, row)
+    yield from (_within(limit, row) for row in items)
+
+
+def _within(limit, row):
+    """Return a row, or a `BadRow` if a query has more texts than the limit."""
+    if isinstance(row, BadRow) or (count := len(row.texts["texts"])) <= limit:
+        return row
+    return BadRow(row.location, f"expected at most {limit:,} texts per query, received {count:,}")
 
 
 def _example(values, labelled, location):

@@ -28,6 +28,7 @@ from bert_tf.storage import files, strict_json
 MAX_LINE_LENGTH = 2**27
 BUFFER_BYTES = 1 << 16
 PARQUET_ROWS_AT_ONCE = 4096
+MAX_CHOICES = 2**12  # Texts of a question or query, which is copied for each: bounds the memory.
 
 _Item = TypeVar("_Item")
 

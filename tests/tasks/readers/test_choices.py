@@ -148,6 +148,8 @@ def test_rows_may_differ_in_their_number_of_choices(tmp_path):
     ]
     (row,) = read_json(path, {"prompt": "P", "choices": ["a", "b"]}, labelled=False)
     assert row.label is None
+    (row,) = read_json(path, {"prompt": "P", "choices": ["a"] * 4097}, labelled=False)
+    assert row == BadRow(f"{path}:1", "expected at most 4,096 choices, received 4,097")
 
 
 def test_missing_files_and_unknown_formats_are_reported(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from bert_tf import UserError
 from tasks.data.readers.ranking import read_rankings
-from tasks.data.readers.rows import BadRow
+from tasks.data.readers.rows import MAX_CHOICES, BadRow
 
 
 def read(path, labelled=True):
@@ -87,3 +87,20 @@ def test_lists_of_one_text_are_rows_of_their_own(tmp_path):
     path = write(tmp_path / "a.jsonl", rows)
     assert [row.texts["texts"] for row in read_rankings(path)] == [["a"], ["b"], ["c"]]
     assert [row.label for row in read_rankings(path, labelled=False)] == [None] * 3
+
+
+@pytest.mark.parametrize("name", ["pairs.csv", "lists.jsonl"])
+def test_a_query_has_a_maximum_of_texts_but_in_training(tmp_path, name):
+    path, count = tmp_path / name, MAX_CHOICES + 1
+    if name == "pairs.csv":
+        rows = ["r,b,1", *["q,a,0"] * count]
+        path.write_text("\n".join(["query,text,relevance", *rows]) + "\n")
+    else:
+        lists = {"query": "q", "texts": ["a"] * count, "relevances": [0] * count}
+        write(path, [{"query": "r", "text": "b", "relevance": 1}, lists])
+    for labelled in (True, False):
+        good, bad = read_rankings(path, labelled)
+        assert good.texts == {"query": "r", "texts": ["b"]} and bad.location[-2:] in (":2", ":3")
+        assert bad.message == "expected at most 4,096 texts per query, received 4,097"
+    rows = read_rankings(path, for_training=True)
+    assert [len(row.texts["texts"]) for row in rows] == [1, count]
