@@ -39,6 +39,7 @@ from tasks.data.readers.rows import (
     not_empty,
     read_lines,
     read_texts,
+    tsv_rows,
 )
 
 # Names of columns and keys in our files, in those of annotation tools and in datasets.
@@ -99,6 +100,9 @@ def read_tagged(
         raise UserError(
             f"{file}: expected tags in a column file or in .jsonl, received {file.suffix}"
         )
+    elif not labelled and file.suffix == ".tsv" and _is_table(file):
+        _, header = next(tsv_rows(file))
+        raise UserError(f"{file}:1: {no_column(text_column, header)}")
     else:
         items = _sentences(file, labelled)
     yield from not_empty(items, file)
@@ -150,6 +154,14 @@ def _layout(file):
             if not line.startswith("#"):
                 break
     return layout
+
+
+def _is_table(file):
+    """Return whether a file has columns, but neither tags nor an end of a sentence."""
+    layout = _layout(file)
+    if not layout or not layout.is_tabbed or layout.has_tags:
+        return False
+    return all(line for _, line in _lines(file))
 
 
 def _lines(file):

@@ -185,6 +185,13 @@ def test_text_without_tags_is_read_from_rows_or_words(tmp_path):
     assert row.texts == {"text": "1"}
     words = [row.texts["text"] for row in read_tagged(tmp_path / "words.tsv", labelled=False)]
     assert words == ["Ann met", "Bob"]
+    (tmp_path / "words.tsv").write_text("Ann\tNNP\nmet\tVBD\n\nBob\tNNP\n")
+    assert [row.texts["text"] for row in read_tagged(tmp_path / "words.tsv", False)] == words
+    (tmp_path / "tags.tsv").write_text("Ann\tB-PER\nmet\tO\n")
+    assert [row.texts["text"] for row in read_tagged(tmp_path / "tags.tsv", False)] == words[:1]
+    (tmp_path / "table.tsv").write_text("id\tsentence\n1\tAnn met Bob\n2\tBob\n")
+    with pytest.raises(UserError, match="table.tsv:1: no column .text.; the columns are .id., .s"):
+        list(read_tagged(tmp_path / "table.tsv", labelled=False))
 
 
 def test_unreadable_files_are_reported(tmp_path):
