@@ -143,6 +143,10 @@ def loaded(
             # The metrics of a run are not those of a model that was trained further.
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             model = load_model(model.save_run(os.path.join(directory, "run")).path)
+        elif model.dtype_policy.name != "float32":
+            # The weights are float32, and so are the outputs that others are compared with.
+            name = os.path.basename(model.source.path)
+            model = load_model(model.source.run.path, checkpoint=name)
         assert model.source  # Since `load_model` read a run.
         if model.source.untuned:
             raise UserError(model.source.untuned)

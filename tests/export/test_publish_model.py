@@ -10,6 +10,7 @@ import export
 import tasks
 from bert_tf import UserError
 from bert_tf.weights.sources import PretrainedWeights
+from export import publishing
 from export.checks import parity
 from export.graph.saved_model import served_pipeline
 from export.package import version_files
@@ -89,6 +90,16 @@ def test_a_run_is_published_by_its_path(model, tmp_path, opened):
     assert found == [(model.task, run.checkpoints.path(0))] * 2
     with pytest.raises(UserError, match="step-00000001: no complete checkpoint"):
         export.publish(tmp_path / "run", tmp_path / "models", checkpoint="step-00000001")
+
+
+def test_what_was_trained_in_bfloat16_is_compared_in_float32(model, tmp_path):
+    run = model.save_run(tmp_path / "run")
+    options = {"labels": LABELS, "max_seq_length": 12, "dtype": "mixed_bfloat16"}
+    trained = TextClassifier.from_pretrained(run.path, **options)
+    trained.source = load_model(run.path).source  # As after `train`.
+    with publishing.loaded(trained, None) as served:
+        assert served.dtype_policy.name == "float32"
+        assert served.source.path == trained.source.path
 
 
 @pytest.mark.medium

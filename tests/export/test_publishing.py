@@ -84,6 +84,7 @@ NOTHING = types.SimpleNamespace(
     ),
     task=None,
     network=None,
+    dtype_policy=types.SimpleNamespace(name="float32"),
 )
 
 
