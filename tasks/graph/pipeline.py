@@ -193,6 +193,7 @@ class Pipeline(tf.Module):
             self.tokenizer.tokenize,
             self.vocabulary,
             self.task.max_seq_length,
+            getattr(self.task, "truncation", "head"),
         )
 
     def _windows(self, **texts):

@@ -271,6 +271,16 @@ def test_mean_embedding_ignores_padding(pipeline):
         np.testing.assert_allclose(together[name][0], alone[name][0], atol=1e-5)
 
 
+def test_the_embedding_of_a_long_text_is_that_of_the_kept_part(pipeline):
+    task = dataclasses.replace(pipeline.task, max_seq_length=5, truncation="tail")
+    tail = Pipeline(task, pipeline.tokenizer, pipeline.model)
+    found, expected = (
+        tail.embed(tf.constant([text])) for text in ("the bill is too high !", "too high !")
+    )
+    for name in ("pooled", "mean"):
+        np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
+
+
 def read_complaints(name):
     with open(ROOT / "examples" / "complaints" / name, newline="", encoding="utf-8") as lines:
         return list(csv.DictReader(lines))
