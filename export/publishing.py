@@ -92,11 +92,15 @@ def publish(
         raise UserError(f"device={device!r}: expected one of {', '.join(DEVICES)}")
     if precision == "float16" and device != "gpu":
         raise UserError("precision='float16': expected with device='gpu' only")
-    has_gpu = device == "gpu" or tf.config.get_visible_devices("GPU")
-    if precision == "int8" and (portable or has_gpu or not has_packed_products("int8")):
+    if precision == "int8" and (portable or device == "gpu" or not has_packed_products("int8")):
         raise UserError(
             "precision='int8': expected TensorFlow 2.20 or later for x86-64 on a CPU, and no "
             "portable graph; export float32 or bfloat16 instead"
+        )
+    if precision == "int8" and tf.config.get_visible_devices("GPU"):
+        raise UserError(
+            "precision='int8': expected a process without a GPU, received one that sees a GPU; "
+            "run it again with CUDA_VISIBLE_DEVICES=-1"
         )
     output_dir = pathlib.Path(output_dir)
     check_versions(str(output_dir))

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import export
 from bert_tf import UserError
@@ -98,11 +99,14 @@ def test_warnings_about_the_rows_are_logged(huggingface_dir, tmp_path):
     assert f"warning: {path}: no anomalies in the dev rows: detection cannot be evaluated" in lines
 
 
-def test_int8_needs_rows_with_labels(model, tmp_path):
+def test_int8_needs_rows_with_labels(model, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="expected dev=FILE, labelled rows"):
         export.publish(model, tmp_path / "models", precision="int8")
     with pytest.raises(UserError, match="no portable graph"):
         export.publish(model, tmp_path / "models", precision="int8", portable=True)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [f"{kind}:0"])
+    with pytest.raises(UserError, match="sees a GPU; run it again with CUDA_VISIBLE_DEVICES=-1"):
+        export.publish(model, tmp_path / "models", precision="int8")
     assert not (tmp_path / "models").exists()
 
 
