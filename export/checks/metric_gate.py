@@ -65,7 +65,7 @@ def dev_file(model: TaskModel) -> str:
     """Return the first dev file of a model's run.
 
     Raises:
-        UserError: If the run has none, or it is no longer there.
+        UserError: If the run has none, or has rows in Python, or it is no longer there.
     """
     settings = model.source.run.train.get("settings", {}) if model.source else {}
     path = next(iter(settings.get("dev") or ()), None)
@@ -73,7 +73,12 @@ def dev_file(model: TaskModel) -> str:
         raise UserError(
             "--precision=int8: expected --dev=FILE, labelled rows; the run has no dev set"
         )
-    if not os.path.exists(path):
+    if path == "dev" and "train" not in settings:  # As `TaskModel.train` names its rows.
+        raise UserError(
+            "--precision=int8: expected --dev=FILE, labelled rows; the run was trained on rows in "
+            "Python"
+        )
+    if not os.path.isfile(path):
         raise UserError(
             f"--precision=int8: the run's dev file {path} does not exist; set --dev=FILE"
         )

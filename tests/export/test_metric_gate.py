@@ -110,15 +110,25 @@ def test_int8_needs_rows_with_labels(model, tmp_path, monkeypatch):
     assert not (tmp_path / "models").exists()
 
 
-def test_a_dev_file_of_the_run_that_is_gone_is_named(model, tmp_path):
+@pytest.mark.parametrize(
+    ("dev", "message"),
+    [
+        ("{}/gone.csv", "gone.csv does not exist; set --dev=FILE"),
+        ("{}/run", "run does not exist; set --dev=FILE"),
+        ("dev", "expected --dev=FILE, labelled rows; the run was trained on rows in Python"),
+    ],
+)
+def test_a_dev_file_of_the_run_that_is_gone_is_named(model, tmp_path, dev, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dev").touch()  # Of something else.
     run = model.save_run(tmp_path / "run")
     opened = load_model(run.path)
-    train = {**opened.source.run.train, "settings": {"dev": [str(tmp_path / "gone.csv")]}}
+    train = {**opened.source.run.train, "settings": {"dev": [dev.format(tmp_path)]}}
     source = dataclasses.replace(
         opened.source, run=dataclasses.replace(opened.source.run, train=train)
     )
     object.__setattr__(opened, "source", source)
-    with pytest.raises(UserError, match="gone.csv does not exist; set --dev=FILE"):
+    with pytest.raises(UserError, match=message):
         metric_gate.dev_file(opened)
 
 
