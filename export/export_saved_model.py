@@ -55,8 +55,10 @@ class ExportSettings:
             raise UserError("--precision=int8: has no operations for GPUs; remove --device=gpu")
         if self.precision == "int8" and self.portable:
             raise UserError("--precision=int8: has no standard operations; remove --portable")
-        if self.dev is not None and self.precision != "int8":
-            raise UserError(f"--dev={self.dev}: expected with --precision=int8 only")
+        for name in ("dev", "max_metric_drop"):
+            value = getattr(self, name)
+            if value != getattr(ExportSettings, name) and self.precision != "int8":
+                raise UserError(f"--{name}={value}: expected with --precision=int8 only")
         if self.dev is not None:
             paths.check_local_file("dev", self.dev)
         paths.check_published("output_dir", self.output_dir)

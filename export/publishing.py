@@ -92,6 +92,10 @@ def publish(
         raise UserError(f"device={device!r}: expected one of {', '.join(DEVICES)}")
     if precision == "float16" and device != "gpu":
         raise UserError("precision='float16': expected with device='gpu' only")
+    of_int8 = {"dev": (dev, None), "max_metric_drop": (max_metric_drop, MAX_METRIC_DROP)}
+    for name, (value, default) in of_int8.items():
+        if value != default and precision != "int8":
+            raise UserError(f"{name}={value!r}: expected with precision='int8' only")
     if precision == "int8" and (portable or device == "gpu" or not has_packed_products("int8")):
         raise UserError(
             "precision='int8': expected TensorFlow 2.20 or later for x86-64 on a CPU, and no "

@@ -180,6 +180,11 @@ CASES = [
     ),
     (
         "export.export_saved_model",
+        {"run": "{}/run", "output_dir": "{}/m", "max_metric_drop": 0.1},
+        "--max_metric_drop=0.1: expected with --precision=int8 only",
+    ),
+    (
+        "export.export_saved_model",
         {"run": "{}/run", "output_dir": "{}/m", "precision": "int8", "dev": "{}/absent"},
         "no such file",
     ),

@@ -185,6 +185,9 @@ def test_errors_name_the_argument(model, tmp_path):
         export.publish(keras.Sequential(), tmp_path / "models")
     with pytest.raises(UserError, match="precision='float8': expected one of float32, bfloat16"):
         export.publish(model, tmp_path / "models", precision="float8")
+    for name, value in {"dev": "dev.csv", "max_metric_drop": 0.1}.items():
+        with pytest.raises(UserError, match=f"{name}={value!r}: expected with precision=.int8. o"):
+            export.publish(model, tmp_path / "models", **{name: value})
     assert not (tmp_path / "models").exists()
 
 
