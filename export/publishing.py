@@ -12,6 +12,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
@@ -145,6 +146,12 @@ def loaded(
         )
     else:
         model = model_or_run
+    if model.has_new_head:
+        warnings.warn(
+            f"{type(model).__name__}: predictions of an untrained head are random; call fit or "
+            "train before an export; after a training loop of your own, set has_new_head = False",
+            stacklevel=5,
+        )
     with contextlib.ExitStack() as stack:
         stack.enter_context(exact_float32())  # As in the separate process of the parity check.
         if not (model.source and model.source.is_that_of(model.task, model.network)):

@@ -1,6 +1,7 @@
 """Publishing of Keras models and of runs by path."""
 
 import tempfile
+import warnings
 
 import keras
 import numpy as np
@@ -100,6 +101,16 @@ def test_what_was_trained_in_bfloat16_is_compared_in_float32(model, tmp_path):
     with publishing.loaded(trained, None) as served:
         assert served.dtype_policy.name == "float32"
         assert served.source.path == trained.source.path
+
+
+def test_an_untrained_head_is_published_with_a_warning(model, tmp_path, opened):
+    with pytest.warns(UserWarning, match="TextClassifier: .* an untrained head are random; call"):
+        export.publish(model, tmp_path / "models", write=opened[1])
+    model.has_new_head = False
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        export.publish(model, tmp_path / "models", write=opened[1])
+    assert not [one for one in found if "untrained head" in str(one.message)]
 
 
 @pytest.mark.medium

@@ -85,6 +85,7 @@ NOTHING = types.SimpleNamespace(
     task=None,
     network=None,
     dtype_policy=types.SimpleNamespace(name="float32"),
+    has_new_head=False,
 )
 
 
