@@ -53,6 +53,7 @@ from tasks.model import keras_names, streaming
 from tasks.model.labelled_rows import (
     WEIGHTS_UNSUPPORTED,
     check_dataset,
+    class_factors,
     evaluation_examples,
     examples_of,
     first_batches,
@@ -765,6 +766,10 @@ class TaskModel(keras.Model):
         if isinstance(kwargs["validation_data"], tuple):
             dev_x, dev_y, *dev_weights = kwargs["validation_data"]
             kwargs["validation_data"] = (dev_x, self._array_of_labels(dev_y), *dev_weights)
+        if kwargs["class_weight"] is not None:
+            factors = class_factors(self.task, kwargs["class_weight"])
+            # All ids, since Keras looks those of a dataset up in a list.
+            kwargs["class_weight"] = {n: factors.get(n, 1.0) for n in range(len(self.labels))}
         batch_size, num_steps = kwargs["batch_size"] or 32, steps_per_epoch  # As in Keras.
         if self._num_replicas > 1:
             self._batch_size(x, batch_size)

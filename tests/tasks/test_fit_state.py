@@ -379,6 +379,21 @@ def test_labels_of_token_ids_may_be_names_and_lists(no_dropout):
 
 
 @pytest.mark.medium
+def test_class_weights_of_token_ids_are_by_name_or_id(no_dropout):
+    model, ids = create(no_dropout), np.array(IDS[: len(ROWS)])
+    model.compile(keras.optimizers.SGD(0.0))
+    rows = token_ids(model)
+    weights = np.where(ids == 0, 5.0, 1.0)
+    (expected,) = model.fit(rows, ids, sample_weight=weights, verbose=0).history["loss"]
+    dataset = tf.data.Dataset.from_tensor_slices((rows, ids)).batch(9)
+    for x, y, label in ((rows, NAMES, LABELS[0]), (rows, ids, 0), (dataset, None, LABELS[0])):
+        history = model.fit(x, y, class_weight={label: 5.0}, verbose=0).history
+        assert history["loss"] == [pytest.approx(expected, rel=1e-5)]
+    with pytest.raises(UserError, match="class_weight: label 'bill': expected one of billing"):
+        model.fit(rows, ids, class_weight={"bill": 5.0})
+
+
+@pytest.mark.medium
 def test_a_head_that_was_set_or_trained_batch_by_batch_is_not_new(directory):
     model, other = (create(directory, calibrate=True) for _ in range(2))
     model.tune(ROWS, NAMES)
