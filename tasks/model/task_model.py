@@ -549,6 +549,15 @@ class TaskModel(keras.Model):
         """Metrics of Keras, and the exact means of the loss, which replace its own."""
         return [*super().metrics, *([self._loss_means] if self.compiled else [])]
 
+    @property
+    def jit_compile(self) -> bool:
+        """Compilation with XLA as in Keras, if the network supports it, which gets no strings."""
+        return self.network.jit_compile
+
+    @jit_compile.setter
+    def jit_compile(self, value: bool) -> None:
+        self.network.jit_compile = value
+
     def _check_scope(self, method):
         """Raise UserError in the scope of a strategy in which the model was not created."""
         strategy = tf.distribute.get_strategy()
