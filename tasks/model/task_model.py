@@ -639,6 +639,7 @@ class TaskModel(keras.Model):
         """
         check_not_forked(self._process)
         self._check_scope("fit")
+        self._initial_epoch = None  # Set by BackupAndRestore for one fit, but kept by Keras.
         if not self.compiled:
             self.compile()
         strategy, is_compiled, parts = self.distribute_strategy, self._is_compiled, self._num_parts

@@ -347,6 +347,20 @@ def test_fits_in_a_row_draw_the_orders_of_one_fit(directory, monkeypatch):
     assert orders[1][9:] == orders[0][:3]
 
 
+def test_a_fit_after_a_resumed_one_starts_at_its_own_epoch(directory, monkeypatch):
+    """BackupAndRestore sets the epoch to resume at, which Keras never resets."""
+    epochs, model = [], create(directory)
+
+    def keras_fit(model, *rows, **options):
+        epochs.append(model._initial_epoch)
+        model._initial_epoch = 2
+
+    monkeypatch.setattr(keras.Model, "fit", keras_fit)
+    for x, y in ((ROWS, NAMES), (token_ids(model), np.array(IDS[: len(ROWS)])), (ROWS, NAMES)):
+        model.fit(x, y, epochs=1)
+    assert epochs == [None, None, None]
+
+
 @pytest.mark.medium
 def test_labels_and_weights_of_token_ids_may_have_an_axis(no_dropout):
     """As in Keras: broadcast with the errors (B,), they would pair all rows with all others."""
