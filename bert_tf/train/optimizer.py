@@ -137,7 +137,7 @@ class AdamBase(keras.optimizers.Optimizer):
 
     `apply` sums the gradients over all replicas and clips the sum by its global norm. (Keras
     optimizers clip each replica's gradients before the sum.) Weight decay applies to every variable
-    whose path does not end in one of `NO_DECAY`.
+    whose path does not end in one of `NO_DECAY`, unless `exclude_from_weight_decay` excludes it.
 
     Layer-wise decay follows Sun et al. 2019, 5.3.4. Of N Transformer layers (the highest index
     among the variables plus 1), layer i learns at layer_decay^(N - i) times the rate, the
@@ -203,7 +203,8 @@ class AdamBase(keras.optimizers.Optimizer):
 
     def decays(self, variable: keras.Variable) -> bool:
         """Return True if weight decay applies to a variable."""
-        return variable.path.split("/")[-1] not in NO_DECAY
+        is_weight = variable.path.split("/")[-1] not in NO_DECAY
+        return is_weight and self._use_weight_decay(variable)
 
     def state(self, names: Mapping[str, str]) -> dict[str, keras.Variable]:
         """Return the variables of a checkpoint: the moments and the step.

@@ -1138,7 +1138,10 @@ class TaskModel(keras.Model):
                 optimizer = innermost(self.optimizer)
             # Of variables outside of the scope, such as moments, all replicas would share one copy.
             with self.distribute_strategy.scope():
-                optimizer = type(optimizer).from_config(optimizer.get_config())
+                before, optimizer = optimizer, type(optimizer).from_config(optimizer.get_config())
+                for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+                    if hasattr(innermost(before), name):  # Keras stores it in no config.
+                        setattr(innermost(optimizer), name, getattr(innermost(before), name))
                 self._compile(**{**given, "optimizer": optimizer})
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:

@@ -467,6 +467,17 @@ def test_frozen_layers_are_trained_again(directory, tmp_path):
         assert "bert/embeddings/word_embeddings" in moved(one)
 
 
+@pytest.mark.parametrize("optimizer_class", [AdamW, keras.optimizers.AdamW])
+def test_a_frozen_model_decays_no_more_variables_than_before(directory, optimizer_class):
+    model, optimizer = create(directory), optimizer_class(1e-3)
+    optimizer.exclude_from_weight_decay([model.network.head.kernel], var_names=["embeddings"])
+    model.compile(optimizer)
+    model.freeze(0)
+    variables = model.network.head.kernel, model.network.head.bias
+    assert [model.optimizer._use_weight_decay(variable) for variable in variables] == [False, True]
+    assert model.optimizer._exclude_from_weight_decay_pattern.pattern == "embeddings"
+
+
 def test_a_model_without_weights_to_train_is_refused_in_one_line(directory):
     model = create(directory)
     model.trainable = False
