@@ -1,5 +1,7 @@
 """The fused update of AdamW against its plain formulation in numpy."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -101,3 +103,16 @@ def test_excluded_variables_do_not_decay(optimizer_class, options):
     optimizer.apply([tf.zeros(2)] * 2, [kernel, embeddings], **options)
     np.testing.assert_array_equal(embeddings, [2.0, 3.0])
     assert (kernel.numpy() < [2.0, 3.0]).all()
+
+
+@pytest.mark.parametrize("options", STEPS)
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+def test_constraints_hold_after_an_update(optimizer_class, options):
+    free, constrained = (keras.Variable([2.0, 3.0], name="kernel") for _ in range(2))
+    constrained.constraint = keras.constraints.NonNeg()
+    gradients, optimizer = [tf.constant([1.0, -1.0])] * 2, optimizer_class(10.0)
+    optimizer.build([free, constrained])
+    apply = functools.partial(optimizer.apply, gradients, [free, constrained], **options)
+    tf.function(apply, autograph=False)()
+    assert free.numpy()[0] < 0 < free.numpy()[1]
+    np.testing.assert_array_equal(constrained, tf.nn.relu(free))
