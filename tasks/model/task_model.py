@@ -350,7 +350,7 @@ class TaskModel(keras.Model):
 
         Args:
             x: Strings, see `fit`. Dicts of token ids return the network's outputs instead.
-            batch_size: Rows per call of the traced function; by default 1024.
+            batch_size: Rows per call of the traced function; by default 1024, of token ids 64.
             verbose: As in Keras for token ids; nothing is printed for strings.
             steps: Batches of a dataset that are read; by default all.
             callbacks: As in Keras, for token ids only.
@@ -362,9 +362,11 @@ class TaskModel(keras.Model):
         Raises:
             UserError: If x has no rows, or rows that are no strings.
         """
-        batch_size = ROWS_PER_CALL if batch_size is None else batch_size
         if is_token_ids(x):
+            # As in `evaluate`; strings are chunked further by their numbers of tokens.
+            batch_size = 64 if batch_size is None else batch_size
             return super().predict(x, batch_size, verbose, steps, callbacks)
+        batch_size = ROWS_PER_CALL if batch_size is None else batch_size
         x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
         _check_none(callbacks=callbacks)
         self._warn_if_untrained()

@@ -108,6 +108,17 @@ def test_arguments_of_keras_about_batches_and_validation(model):
     assert len(model.predict(dataset.repeat(), steps=2)["label"]) == 8
 
 
+def test_token_ids_are_predicted_in_batches_of_an_evaluation(model, monkeypatch):
+    """A thousand rows of 512 tokens would not fit into memory."""
+    sizes, token_ids = [], dict(model.preprocessor(ROWS))
+    monkeypatch.setattr(
+        keras.Model, "predict", lambda model, x, batch_size, *others: sizes.append(batch_size)
+    )
+    model.predict(token_ids)
+    model.predict(token_ids, 8)
+    assert sizes == [64, 8]
+
+
 # Callbacks.
 
 
