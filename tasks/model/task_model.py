@@ -738,7 +738,7 @@ class TaskModel(keras.Model):
         def validate():
             return self.evaluator(size_of_dev).metrics(encoded_dev) if encoded_dev else {}
 
-        keras_names.set_directions(callbacks)
+        keras_names.set_directions(self.task, callbacks)
         start = _Epochs(num_steps, epochs, first_step, validate, validation_freq)
         with self._changing_weights(), streaming.raising_row_errors():
             history = super().fit(
