@@ -104,6 +104,7 @@ def compile_arguments(
         loss = dict(zip(outputs, loss, strict=False))
     elif not isinstance(loss, Mapping):
         loss = dict.fromkeys(outputs, loss)
+    check_outputs(task, loss=loss, metrics=metrics, weighted_metrics=weighted_metrics)
     metrics = _by_output(task, metrics)
     if weighted_metrics == "auto":
         # Of several outputs, Keras puts the output's name before the metric's.
@@ -123,6 +124,17 @@ def compile_arguments(
             {name: entries for name, entries in weighted_metrics.items() if entries} or None
         ),
     }
+
+
+def check_outputs(task: Task, **arguments: Any) -> None:
+    """Raise UserError if an argument of compile is a dict with a name that is no output."""
+    for argument, value in arguments.items():
+        for name in value if isinstance(value, Mapping) else ():
+            if name not in task.losses:
+                raise UserError(
+                    f"{argument}: {name!r:.80} is no output of {task.kind}; expected "
+                    f"{', '.join(task.losses)}"
+                )
 
 
 def _by_output(task, metrics):

@@ -461,6 +461,7 @@ class TaskModel(keras.Model):
             raise UserError(
                 "learning_rate: expected with optimizer='auto' only; set it in the given optimizer"
             )
+        keras_names.check_outputs(self.task, loss_weights=kwargs.get("loss_weights"))
         if jit_compile == "auto":
             jit_compile = is_accelerated(self.distribute_strategy)
         with self.distribute_strategy.scope():

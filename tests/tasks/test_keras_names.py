@@ -109,6 +109,14 @@ def test_losses_that_do_not_fit_are_refused_before_training(task, loss, message)
         resolve(task, loss)
 
 
+@pytest.mark.parametrize("argument", ["loss", "metrics", "weighted_metrics"])
+@pytest.mark.parametrize("value", ["auto", "mse"])
+def test_names_that_are_no_outputs_are_refused_before_training(argument, value):
+    message = f"^{argument}: 'logits' is no output of span_qa; expected start, end$"
+    with pytest.raises(UserError, match=message):
+        resolve(SPAN, **{argument: {"start": SPARSE, "logits": value}})
+
+
 @pytest.mark.parametrize(
     ("task", "name"),
     [
