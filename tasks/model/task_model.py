@@ -737,7 +737,14 @@ class TaskModel(keras.Model):
             self.task.init_head(self.network, encoded)
 
         def validate():
-            return self.evaluator(size_of_dev).metrics(encoded_dev) if encoded_dev else {}
+            if not encoded_dev:
+                return {}
+            for callback in callbacks:
+                callback.on_test_begin(None)
+            metrics = self.evaluator(size_of_dev).metrics(encoded_dev)
+            for callback in callbacks:
+                callback.on_test_end(metrics)
+            return metrics
 
         keras_names.set_directions(self.task, callbacks)
         start = _Epochs(num_steps, epochs, first_step, validate, validation_freq)

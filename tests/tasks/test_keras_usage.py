@@ -158,6 +158,20 @@ def test_event_files_have_the_metrics_of_the_task(model, tmp_path):
     assert b"epoch_macro_f1" in path.read_bytes()
 
 
+@pytest.mark.medium
+def test_callbacks_are_called_around_a_validation(weights):
+    """As in Keras, where SwapEMAWeights puts the weights to evaluate into the model."""
+    events, model = [], create("TextClassifier", weights)
+    model.evaluator().metrics = lambda encoded: events.append("evaluate") or {"rows": 9.0}
+    log = keras.callbacks.LambdaCallback(
+        on_test_begin=lambda logs: events.append("begin"),
+        on_test_end=lambda logs: events.append(logs),
+        on_epoch_end=lambda epoch, logs: events.append(logs["val_rows"]),
+    )
+    model.fit(ROWS, NAMES, epochs=1, validation_data=(ROWS, NAMES), callbacks=log, verbose=0)
+    assert events == ["begin", "evaluate", {"rows": 9.0}, 9.0]
+
+
 # Optimizers, losses and metrics of Keras.
 
 
