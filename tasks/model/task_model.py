@@ -978,7 +978,11 @@ class TaskModel(keras.Model):
             warnings.warn(f"{name}: {line}", stacklevel=4)
 
     def _tune(self, encoded):
-        self.preprocessor.task = self.task.tune(encoded, self.evaluator().outputs(encoded))
+        """Tune the task on rows; warn of what they cannot tune."""
+        outputs = self.evaluator().outputs(encoded)
+        for line in self.task.tuning_warnings(encoded, outputs):
+            warnings.warn(line.removeprefix("--"), stacklevel=4)
+        self.preprocessor.task = self.task.tune(encoded, outputs)
 
     def evaluator(self, batch_size: int = 64) -> Evaluator:
         """Return the evaluator of the model, whose graph is built once."""

@@ -424,6 +424,15 @@ def test_a_head_that_was_set_or_trained_batch_by_batch_is_not_new(directory):
     assert model.task.untuned_fields and other.task.untuned_fields
 
 
+def test_rows_that_cannot_tune_the_temperature_cause_a_warning(directory):
+    model = create(directory, calibrate=True)
+    logits = 9 * np.eye(len(LABELS), dtype=np.float32)[IDS[: len(ROWS)]]
+    model.evaluator().outputs = lambda encoded: {"label": logits}
+    with pytest.warns(UserWarning, match="^calibrate: file with too few errors .* temperature 1$"):
+        model.tune(ROWS, NAMES)
+    assert model.task.temperature == 1.0
+
+
 def test_what_was_tuned_ends_with_the_weights(directory, tmp_path):
     model = create(directory, calibrate=True)
     model.save_weights(tmp_path / "first.weights.h5")
