@@ -153,4 +153,4 @@ def _is_symbolic(inputs):
     """Whether inputs are tensors, of TensorFlow or of Keras, rather than Python objects."""
     parts = inputs.values() if isinstance(inputs, Mapping) else inputs
     parts = parts if isinstance(parts, list | tuple) or isinstance(inputs, Mapping) else [inputs]
-    return all(isinstance(part, tf.Tensor | keras.KerasTensor) for part in parts)
+    return bool(parts) and all(isinstance(part, tf.Tensor | keras.KerasTensor) for part in parts)

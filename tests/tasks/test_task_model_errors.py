@@ -84,6 +84,7 @@ def test_wrong_texts(model, name):
     x, message = WRONG_TEXTS[name]
     check(message, model.predict, x)
     check(message, model.predict_rows, x)
+    check(message, model.preprocessor, x)
     if name != "iterator":
         check(message, model.fit, x, NAMES)
 
