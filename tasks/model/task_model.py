@@ -432,8 +432,10 @@ class TaskModel(keras.Model):
             optimizer: "auto" is AdamW with weight decay 0.01, clipping at 1 and bias correction.
             loss: "auto" is the task's loss, a mean over all replicas. Names of Keras are those of
                 losses of logits, such as "sparse_categorical_crossentropy".
-            metrics: Keras metrics of training; with one output, of that output.
-            weighted_metrics: "auto" is the accuracy, if the task has one.
+            metrics: Keras metrics of training; with one output, of that output. Keras gives them no
+                weights: unlike an accuracy, they count padding, and rows that fill a batch up.
+            weighted_metrics: Keras metrics that do not, weighted as the loss. "auto" is the
+                accuracy, if the task has one.
             learning_rate: Peak learning rate; by default that of the task type (5e-5; ranking 2e-5;
                 anomaly 3e-3).
             warmup_proportion: Fraction of the steps of a `fit` used for warmup.
