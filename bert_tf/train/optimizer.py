@@ -137,7 +137,7 @@ class AdamBase(keras.optimizers.Optimizer):
 
     `apply` sums the gradients over all replicas and clips the sum by its global norm. (Keras
     optimizers clip each replica's gradients before the sum.) Weight decay applies to every variable
-    whose path does not end in one of `NO_DECAY`.
+    whose path does not end in one of `NO_DECAY`, unless `exclude_from_weight_decay` excludes it.
 
     Layer-wise decay follows Sun et al. 2019, 5.3.4. Of N Transformer layers (the highest index
     among the variables plus 1), layer i learns at layer_decay^(N - i) times the rate, the
@@ -203,7 +203,8 @@ class AdamBase(keras.optimizers.Optimizer):
 
     def decays(self, variable: keras.Variable) -> bool:
         """Return True if weight decay applies to a variable."""
-        return variable.path.split("/")[-1] not in NO_DECAY
+        is_weight = variable.path.split("/")[-1] not in NO_DECAY
+        return is_weight and self._use_weight_decay(variable)
 
     def state(self, names: Mapping[str, str]) -> dict[str, keras.Variable]:
         """Return the variables of a checkpoint: the moments and the step.
@@ -235,7 +236,7 @@ class AdamBase(keras.optimizers.Optimizer):
         """Run one update. Every replica has to call this.
 
         If the norm is not finite, no variable changes. Variables without a gradient are left
-        unchanged.
+        unchanged. The constraints of the others hold afterwards.
 
         Args:
             grads: Gradient of this replica's summand of the loss per variable, or `None`; times
@@ -287,6 +288,8 @@ class AdamBase(keras.optimizers.Optimizer):
             for variable, grad in zip(variables, grads, strict=True):
                 rate = self.layer_decay ** self._exponents[id(variable)] * learning_rate
                 self._update(variable, *self._slots[id(variable)], grad, factor, rate)
+                if variable.constraint is not None:
+                    _constrain(variable)
             return tf.no_op()
 
         # This condition protects the variables where XLA drops the check above.
@@ -324,6 +327,8 @@ class AdamBase(keras.optimizers.Optimizer):
                     correction_2,
                     self.decays(variable),
                 )
+                if variable.constraint is not None:
+                    after = (variable.constraint(after[0]), *after[1:])
                 for handle, old, new in zip(of_variable, before, after, strict=True):
                     value = tf.where(is_applied, new, old)
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
@@ -469,6 +474,13 @@ def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, 
     )
     for handle, value in zip(handles, values, strict=True):
         tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _constrain(variable):
+    """Apply the constraint of a variable to this replica's copy."""
+    handle = variable.value.handle
+    (value,) = _read([handle], variable.shape)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=variable.constraint(value))
 
 
 def _read(handles, shape):

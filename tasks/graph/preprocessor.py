@@ -58,6 +58,7 @@ class Preprocessor(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.supports_jit = False  # XLA has no strings.
         self.task = task_from_dict(task) if isinstance(task, Mapping) else task
         self.do_lower_case, self.strip_accents = do_lower_case, strip_accents
         self.max_input_chars_per_word = max_input_chars_per_word
@@ -152,4 +153,4 @@ def _is_symbolic(inputs):
     """Whether inputs are tensors, of TensorFlow or of Keras, rather than Python objects."""
     parts = inputs.values() if isinstance(inputs, Mapping) else inputs
     parts = parts if isinstance(parts, list | tuple) or isinstance(inputs, Mapping) else [inputs]
-    return all(isinstance(part, tf.Tensor | keras.KerasTensor) for part in parts)
+    return bool(parts) and all(isinstance(part, tf.Tensor | keras.KerasTensor) for part in parts)

@@ -72,7 +72,7 @@ _FITTING: dict[Any, _Fitting] = {
         metrics=("mean_squared_error", "root_mean_squared_error", *_OF_NUMBERS),
     ),
 }
-# All other metrics of tasks are the better the higher they are.
+# All other metrics of the tasks of this project are the better the higher they are.
 LOWER_IS_BETTER = ("loss", "mean_squared_error", "ece", "degenerate", "false_alarm_rate")
 # Metrics of Keras that compare probabilities with a threshold, by its attribute.
 _THRESHOLDS = {"binary_accuracy": "threshold", "precision": "thresholds", "recall": "thresholds"}
@@ -104,6 +104,7 @@ def compile_arguments(
         loss = dict(zip(outputs, loss, strict=False))
     elif not isinstance(loss, Mapping):
         loss = dict.fromkeys(outputs, loss)
+    check_outputs(task, loss=loss, metrics=metrics, weighted_metrics=weighted_metrics)
     metrics = _by_output(task, metrics)
     if weighted_metrics == "auto":
         # Of several outputs, Keras puts the output's name before the metric's.
@@ -123,6 +124,17 @@ def compile_arguments(
             {name: entries for name, entries in weighted_metrics.items() if entries} or None
         ),
     }
+
+
+def check_outputs(task: Task, **arguments: Any) -> None:
+    """Raise UserError if an argument of compile is a dict with a name that is no output."""
+    for argument, value in arguments.items():
+        for name in value if isinstance(value, Mapping) else ():
+            if name not in task.losses:
+                raise UserError(
+                    f"{argument}: {name!r:.80} is no output of {task.kind}; expected "
+                    f"{', '.join(task.losses)}"
+                )
 
 
 def _by_output(task, metrics):
@@ -234,17 +246,22 @@ def _check_logits(argument, given):
         )
 
 
-def set_directions(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+def set_directions(task: Task, callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Set whether callbacks wait for lower or higher metrics of the task, which Keras cannot know.
 
     Args:
+        task: The task. Of metrics that are not of this project, the best one is known; for others
+            Keras asks the user for a mode.
         callbacks: Those that monitor val_NAME with mode="auto" are changed.
     """
     for callback in callbacks:
         monitor = str(getattr(callback, "monitor", ""))
         if getattr(callback, "mode", None) == "auto" and monitor.startswith("val_"):
-            is_lower = monitor.removeprefix("val_") in LOWER_IS_BETTER
-            callback.mode = "min" if is_lower else "max"
+            name = monitor.removeprefix("val_")
+            if name in LOWER_IS_BETTER:
+                callback.mode = "min"
+            elif task.metrics.__module__.startswith("tasks.") or name == task.best_metric:
+                callback.mode = "max"
 
 
 class LossMeans(keras.metrics.Metric):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 from collections.abc import Mapping
@@ -59,13 +60,18 @@ def read_examples(
         **options: Fields of the task that name columns, such as text_columns=("a", "b").
 
     Raises:
-        UserError: At the first bad row.
+        UserError: At the first bad row, or at an unknown option.
     """
+    task_of_type = task_class(task_type)
+    known = {field.name for field in dataclasses.fields(task_of_type)}
+    known |= set(inspect.signature(task_of_type.from_data).parameters) - {"data", "options"}
+    if unknown := sorted(options.keys() - known):
+        raise UserError(f"{unknown[0]}: unknown option; expected fields of {task_type}")
     if not labelled:
         return _read_texts(path, task_type, options)
     options["max_seq_length"] = default_settings(task_type)["max_seq_length"]
     data = read_file({"kind": task_type, **options, "for_training": True}, path)
-    task = task_class(task_type).from_data(data, **options)
+    task = task_of_type.from_data(data, **options)
     examples = task.load_examples(data)
     y = [task.decode_label(label) for label in examples.labels]
     return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
@@ -73,9 +79,6 @@ def read_examples(
 
 def _read_texts(path, task_type, options):
     """Return the rows of a file without labels, of which a task cannot be created."""
-    fields = {field.name for field in dataclasses.fields(task_class(task_type))}
-    if unknown := sorted(options.keys() - fields):
-        raise UserError(f"{unknown[0]}: unknown option; expected fields of {task_type}")
     rows = list(raise_bad_rows(read_file({"kind": task_type, **options}, path, labelled=False)))
     if not rows:
         raise UserError(f"{path}: expected at least one good row")

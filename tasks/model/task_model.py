@@ -53,6 +53,7 @@ from tasks.model import keras_names, streaming
 from tasks.model.labelled_rows import (
     WEIGHTS_UNSUPPORTED,
     check_dataset,
+    class_factors,
     evaluation_examples,
     examples_of,
     first_batches,
@@ -349,7 +350,7 @@ class TaskModel(keras.Model):
 
         Args:
             x: Strings, see `fit`. Dicts of token ids return the network's outputs instead.
-            batch_size: Rows per call of the traced function; by default 1024.
+            batch_size: Rows per call of the traced function; by default 1024, of token ids 64.
             verbose: As in Keras for token ids; nothing is printed for strings.
             steps: Batches of a dataset that are read; by default all.
             callbacks: As in Keras, for token ids only.
@@ -361,9 +362,11 @@ class TaskModel(keras.Model):
         Raises:
             UserError: If x has no rows, or rows that are no strings.
         """
-        batch_size = ROWS_PER_CALL if batch_size is None else batch_size
         if is_token_ids(x):
+            # As in `evaluate`; strings are chunked further by their numbers of tokens.
+            batch_size = 64 if batch_size is None else batch_size
             return super().predict(x, batch_size, verbose, steps, callbacks)
+        batch_size = ROWS_PER_CALL if batch_size is None else batch_size
         x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
         _check_none(callbacks=callbacks)
         self._warn_if_untrained()
@@ -429,8 +432,10 @@ class TaskModel(keras.Model):
             optimizer: "auto" is AdamW with weight decay 0.01, clipping at 1 and bias correction.
             loss: "auto" is the task's loss, a mean over all replicas. Names of Keras are those of
                 losses of logits, such as "sparse_categorical_crossentropy".
-            metrics: Keras metrics of training; with one output, of that output.
-            weighted_metrics: "auto" is the accuracy, if the task has one.
+            metrics: Keras metrics of training; with one output, of that output. Keras gives them no
+                weights: unlike an accuracy, they count padding, and rows that fill a batch up.
+            weighted_metrics: Keras metrics that do not, weighted as the loss. "auto" is the
+                accuracy, if the task has one.
             learning_rate: Peak learning rate; by default that of the task type (5e-5; ranking 2e-5;
                 anomaly 3e-3).
             warmup_proportion: Fraction of the steps of a `fit` used for warmup.
@@ -458,6 +463,7 @@ class TaskModel(keras.Model):
             raise UserError(
                 "learning_rate: expected with optimizer='auto' only; set it in the given optimizer"
             )
+        keras_names.check_outputs(self.task, loss_weights=kwargs.get("loss_weights"))
         if jit_compile == "auto":
             jit_compile = is_accelerated(self.distribute_strategy)
         with self.distribute_strategy.scope():
@@ -548,6 +554,15 @@ class TaskModel(keras.Model):
         """Metrics of Keras, and the exact means of the loss, which replace its own."""
         return [*super().metrics, *([self._loss_means] if self.compiled else [])]
 
+    @property
+    def jit_compile(self) -> bool:
+        """Compilation with XLA as in Keras, if the network supports it, which gets no strings."""
+        return self.network.jit_compile
+
+    @jit_compile.setter
+    def jit_compile(self, value: bool) -> None:
+        self.network.jit_compile = value
+
     def _check_scope(self, method):
         """Raise UserError in the scope of a strategy in which the model was not created."""
         strategy = tf.distribute.get_strategy()
@@ -629,6 +644,7 @@ class TaskModel(keras.Model):
         """
         check_not_forked(self._process)
         self._check_scope("fit")
+        self._initial_epoch = None  # Set by BackupAndRestore for one fit, but kept by Keras.
         if not self.compiled:
             self.compile()
         strategy, is_compiled, parts = self.distribute_strategy, self._is_compiled, self._num_parts
@@ -724,9 +740,16 @@ class TaskModel(keras.Model):
             self.task.init_head(self.network, encoded)
 
         def validate():
-            return self.evaluator(size_of_dev).metrics(encoded_dev) if encoded_dev else {}
+            if not encoded_dev:
+                return {}
+            for callback in callbacks:
+                callback.on_test_begin(None)
+            metrics = self.evaluator(size_of_dev).metrics(encoded_dev)
+            for callback in callbacks:
+                callback.on_test_end(metrics)
+            return metrics
 
-        keras_names.set_directions(callbacks)
+        keras_names.set_directions(self.task, callbacks)
         start = _Epochs(num_steps, epochs, first_step, validate, validation_freq)
         with self._changing_weights(), streaming.raising_row_errors():
             history = super().fit(
@@ -766,6 +789,10 @@ class TaskModel(keras.Model):
         if isinstance(kwargs["validation_data"], tuple):
             dev_x, dev_y, *dev_weights = kwargs["validation_data"]
             kwargs["validation_data"] = (dev_x, self._array_of_labels(dev_y), *dev_weights)
+        if kwargs["class_weight"] is not None:
+            factors = class_factors(self.task, kwargs["class_weight"])
+            # All ids, since Keras looks those of a dataset up in a list.
+            kwargs["class_weight"] = {n: factors.get(n, 1.0) for n in range(len(self.labels))}
         batch_size, num_steps = kwargs["batch_size"] or 32, steps_per_epoch  # As in Keras.
         if self._num_replicas > 1:
             self._batch_size(x, batch_size)
@@ -954,7 +981,11 @@ class TaskModel(keras.Model):
             warnings.warn(f"{name}: {line}", stacklevel=4)
 
     def _tune(self, encoded):
-        self.preprocessor.task = self.task.tune(encoded, self.evaluator().outputs(encoded))
+        """Tune the task on rows; warn of what they cannot tune."""
+        outputs = self.evaluator().outputs(encoded)
+        for line in self.task.tuning_warnings(encoded, outputs):
+            warnings.warn(line.removeprefix("--"), stacklevel=4)
+        self.preprocessor.task = self.task.tune(encoded, outputs)
 
     def evaluator(self, batch_size: int = 64) -> Evaluator:
         """Return the evaluator of the model, whose graph is built once."""
@@ -1124,7 +1155,10 @@ class TaskModel(keras.Model):
                 optimizer = innermost(self.optimizer)
             # Of variables outside of the scope, such as moments, all replicas would share one copy.
             with self.distribute_strategy.scope():
-                optimizer = type(optimizer).from_config(optimizer.get_config())
+                before, optimizer = optimizer, type(optimizer).from_config(optimizer.get_config())
+                for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+                    if hasattr(innermost(before), name):  # Keras stores it in no config.
+                        setattr(innermost(optimizer), name, getattr(innermost(before), name))
                 self._compile(**{**given, "optimizer": optimizer})
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:

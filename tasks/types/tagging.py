@@ -455,14 +455,17 @@ class TaggingTask(Task):
         labels: Sequence[str] = (),
         doc_stride: int | None = None,
         text_columns: Sequence[str] = ("text",),
+        text_column: str | None = None,
         **options: Any,
     ) -> Self:
         """Create the task from a training file, by default with its entity types, sorted.
 
         `labels` are entity types, or BIO tags with O; `doc_stride` is half a window by default.
-        Raises UserError if the file contains no entity.
+        The column has either name, as in `read_tagged`. Raises UserError if the file contains no
+        entity.
         """
-        (text_column,) = text_columns
+        if text_column is None:
+            (text_column,) = text_columns
         task = cls(
             max_seq_length=max_seq_length,
             labels=(),

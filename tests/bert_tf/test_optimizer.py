@@ -1,5 +1,7 @@
 """The fused update of AdamW against its plain formulation in numpy."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -85,3 +87,32 @@ def test_reads_before_an_update_keep_their_value():
     before = step()
     np.testing.assert_array_equal(before, np.ones([512, 64]))
     assert np.all(variables[0].numpy() < 0.95)
+
+
+# As Keras calls it, and as a compiled step does.
+STEPS = [{}, {"is_running": tf.constant(True)}]
+
+
+@pytest.mark.parametrize("options", STEPS)
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+def test_excluded_variables_do_not_decay(optimizer_class, options):
+    """With gradients of 0, only the decay changes a variable."""
+    kernel, embeddings = (keras.Variable([2.0, 3.0], name=name) for name in ("kernel", "table"))
+    optimizer = optimizer_class(0.1, weight_decay_rate=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["tab"])
+    optimizer.apply([tf.zeros(2)] * 2, [kernel, embeddings], **options)
+    np.testing.assert_array_equal(embeddings, [2.0, 3.0])
+    assert (kernel.numpy() < [2.0, 3.0]).all()
+
+
+@pytest.mark.parametrize("options", STEPS)
+@pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
+def test_constraints_hold_after_an_update(optimizer_class, options):
+    free, constrained = (keras.Variable([2.0, 3.0], name="kernel") for _ in range(2))
+    constrained.constraint = keras.constraints.NonNeg()
+    gradients, optimizer = [tf.constant([1.0, -1.0])] * 2, optimizer_class(10.0)
+    optimizer.build([free, constrained])
+    apply = functools.partial(optimizer.apply, gradients, [free, constrained], **options)
+    tf.function(apply, autograph=False)()
+    assert free.numpy()[0] < 0 < free.numpy()[1]
+    np.testing.assert_array_equal(constrained, tf.nn.relu(free))

@@ -128,6 +128,23 @@ def test_rows_without_labels_are_read(task_type, tmp_path):
         read_examples(tmp_path / "a.csv", task_type, labelled=False, text_colums=("a",))
 
 
+@pytest.mark.parametrize("option", [{"text_column": "body"}, {"text_columns": ("body",)}])
+def test_a_column_of_tagged_texts_has_the_same_names_without_labels(option, tmp_path):
+    entity = {"start": 0, "end": 1, "type": "X"}
+    (tmp_path / "a.jsonl").write_text(lines({"body": "a b", "entities": [entity]}))
+    for labelled in (True, False):
+        rows = read_examples(tmp_path / "a.jsonl", "tagging", labelled=labelled, **option)
+        assert rows.x == {"text": ["a b"]}
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("name", ["label_colum", "text_column"])
+def test_unknown_options_are_refused_in_one_line(name, labelled, complaints):
+    message = f"^{name}: unknown option; expected fields of classification$"
+    with pytest.raises(UserError, match=message):
+        read_examples(complaints["train"], labelled=labelled, **{name: "body"})
+
+
 @pytest.mark.slow
 def test_runs_of_a_sweep_and_an_evaluation_open_their_files_once(
     huggingface_dir, complaints, tmp_path, opened, capsys

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import config as runtime
 
 import tasks
 from bert_tf.train.distribution import gather
@@ -133,3 +134,21 @@ def test_predict_is_compiled_on_packed_rows_and_predicts_equally(name, weights, 
                 np.testing.assert_allclose(row[output], values, rtol=1e-4, atol=1e-5)
             else:
                 assert row[output] == values, output
+
+
+def test_keras_compiles_steps_of_token_ids_and_none_of_strings(weights, monkeypatch):
+    """Keras asks the layers, by itself on a GPU; XLA fails on strings."""
+    model = compiled("TextClassifier", weights)
+    text = keras.Input((), dtype="string")
+    pooled = model.encoder(model.preprocessor(text))["pooled"]
+    own = keras.Model(text, keras.layers.Dense(3)(pooled))
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        own.compile("sgd", "mse", jit_compile=True)
+    assert not own.jit_compile
+    monkeypatch.setattr(runtime, "is_op_determinism_enabled", lambda: True)
+    with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
+        model.compile(jit_compile=True)
+    assert not model.jit_compile
+    monkeypatch.undo()
+    model.compile(jit_compile=True)
+    assert model.jit_compile

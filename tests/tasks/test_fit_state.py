@@ -366,6 +366,20 @@ def test_fits_in_a_row_draw_the_orders_of_one_fit(directory, monkeypatch):
     assert orders[1][9:] == orders[0][:3]
 
 
+def test_a_fit_after_a_resumed_one_starts_at_its_own_epoch(directory, monkeypatch):
+    """BackupAndRestore sets the epoch to resume at, which Keras never resets."""
+    epochs, model = [], create(directory)
+
+    def keras_fit(model, *rows, **options):
+        epochs.append(model._initial_epoch)
+        model._initial_epoch = 2
+
+    monkeypatch.setattr(keras.Model, "fit", keras_fit)
+    for x, y in ((ROWS, NAMES), (token_ids(model), np.array(IDS[: len(ROWS)])), (ROWS, NAMES)):
+        model.fit(x, y, epochs=1)
+    assert epochs == [None, None, None]
+
+
 @pytest.mark.medium
 def test_labels_and_weights_of_token_ids_may_have_an_axis(no_dropout):
     """As in Keras: broadcast with the errors (B,), they would pair all rows with all others."""
@@ -398,6 +412,21 @@ def test_labels_of_token_ids_may_be_names_and_lists(no_dropout):
 
 
 @pytest.mark.medium
+def test_class_weights_of_token_ids_are_by_name_or_id(no_dropout):
+    model, ids = create(no_dropout), np.array(IDS[: len(ROWS)])
+    model.compile(keras.optimizers.SGD(0.0))
+    rows = token_ids(model)
+    weights = np.where(ids == 0, 5.0, 1.0)
+    (expected,) = model.fit(rows, ids, sample_weight=weights, verbose=0).history["loss"]
+    dataset = tf.data.Dataset.from_tensor_slices((rows, ids)).batch(9)
+    for x, y, label in ((rows, NAMES, LABELS[0]), (rows, ids, 0), (dataset, None, LABELS[0])):
+        history = model.fit(x, y, class_weight={label: 5.0}, verbose=0).history
+        assert history["loss"] == [pytest.approx(expected, rel=1e-5)]
+    with pytest.raises(UserError, match="class_weight: label 'bill': expected one of billing"):
+        model.fit(rows, ids, class_weight={"bill": 5.0})
+
+
+@pytest.mark.medium
 def test_a_head_that_was_set_or_trained_batch_by_batch_is_not_new(directory):
     model, other = (create(directory, calibrate=True) for _ in range(2))
     model.tune(ROWS, NAMES)
@@ -412,6 +441,15 @@ def test_a_head_that_was_set_or_trained_batch_by_batch_is_not_new(directory):
     other.set_weights(model.get_weights())
     assert not model.has_new_head and not other.has_new_head
     assert model.task.untuned_fields and other.task.untuned_fields
+
+
+def test_rows_that_cannot_tune_the_temperature_cause_a_warning(directory):
+    model = create(directory, calibrate=True)
+    logits = 9 * np.eye(len(LABELS), dtype=np.float32)[IDS[: len(ROWS)]]
+    model.evaluator().outputs = lambda encoded: {"label": logits}
+    with pytest.warns(UserWarning, match="^calibrate: file with too few errors .* temperature 1$"):
+        model.tune(ROWS, NAMES)
+    assert model.task.temperature == 1.0
 
 
 def test_what_was_tuned_ends_with_the_weights(directory, tmp_path):
@@ -455,6 +493,17 @@ def test_frozen_layers_are_trained_again(directory, tmp_path):
     other.save(tmp_path / "model.keras")
     for one in (model, other, load_model(tmp_path / "model.keras")):
         assert "bert/embeddings/word_embeddings" in moved(one)
+
+
+@pytest.mark.parametrize("optimizer_class", [AdamW, keras.optimizers.AdamW])
+def test_a_frozen_model_decays_no_more_variables_than_before(directory, optimizer_class):
+    model, optimizer = create(directory), optimizer_class(1e-3)
+    optimizer.exclude_from_weight_decay([model.network.head.kernel], var_names=["embeddings"])
+    model.compile(optimizer)
+    model.freeze(0)
+    variables = model.network.head.kernel, model.network.head.bias
+    assert [model.optimizer._use_weight_decay(variable) for variable in variables] == [False, True]
+    assert model.optimizer._exclude_from_weight_decay_pattern.pattern == "embeddings"
 
 
 def test_a_model_without_weights_to_train_is_refused_in_one_line(directory):

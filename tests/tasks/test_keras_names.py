@@ -16,6 +16,7 @@ from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering import QuestionAnsweringTask
 from tasks.types.regression import RegressionTask
 from tasks.types.tagging import TaggingTask
+from tests.rating_task import RatingTask
 
 THREE = ClassificationTask(max_seq_length=8, labels=("a", "b", "c"))
 TWO = ClassificationTask(max_seq_length=8, labels=("a", "b"))
@@ -108,6 +109,14 @@ def test_losses_that_do_not_fit_are_refused_before_training(task, loss, message)
         resolve(task, loss)
 
 
+@pytest.mark.parametrize("argument", ["loss", "metrics", "weighted_metrics"])
+@pytest.mark.parametrize("value", ["auto", "mse"])
+def test_names_that_are_no_outputs_are_refused_before_training(argument, value):
+    message = f"^{argument}: 'logits' is no output of span_qa; expected start, end$"
+    with pytest.raises(UserError, match=message):
+        resolve(SPAN, **{argument: {"start": SPARSE, "logits": value}})
+
+
 @pytest.mark.parametrize(
     ("task", "name"),
     [
@@ -180,9 +189,16 @@ def test_metrics_that_do_not_fit_are_refused_before_training(task, metric, messa
 )
 def test_callbacks_wait_for_better_metrics(monitor, logs, best):
     stop = keras.callbacks.EarlyStopping(monitor, patience=5)
-    keras_names.set_directions([stop, keras.callbacks.History()])
+    keras_names.set_directions(THREE, [stop, keras.callbacks.History()])
     stop.set_model(types.SimpleNamespace(stop_training=False))
     stop.on_train_begin()
     for epoch, value in enumerate((*logs, logs[0])):
         stop.on_epoch_end(epoch, {monitor: value})
     assert stop.best == best
+
+
+def test_keras_asks_for_the_direction_of_a_metric_of_another_project():
+    names = ("val_accuracy", "val_loss", "val_mean_absolute_error")
+    callbacks = [keras.callbacks.EarlyStopping(name) for name in names]
+    keras_names.set_directions(RatingTask(max_seq_length=8), callbacks)
+    assert [callback.mode for callback in callbacks] == ["max", "min", "auto"]

@@ -108,6 +108,17 @@ def test_arguments_of_keras_about_batches_and_validation(model):
     assert len(model.predict(dataset.repeat(), steps=2)["label"]) == 8
 
 
+def test_token_ids_are_predicted_in_batches_of_an_evaluation(model, monkeypatch):
+    """A thousand rows of 512 tokens would not fit into memory."""
+    sizes, token_ids = [], dict(model.preprocessor(ROWS))
+    monkeypatch.setattr(
+        keras.Model, "predict", lambda model, x, batch_size, *others: sizes.append(batch_size)
+    )
+    model.predict(token_ids)
+    model.predict(token_ids, 8)
+    assert sizes == [64, 8]
+
+
 # Callbacks.
 
 
@@ -145,6 +156,20 @@ def test_event_files_have_the_metrics_of_the_task(model, tmp_path):
     )
     (path,) = (tmp_path / "validation").glob("events*")
     assert b"epoch_macro_f1" in path.read_bytes()
+
+
+@pytest.mark.medium
+def test_callbacks_are_called_around_a_validation(weights):
+    """As in Keras, where SwapEMAWeights puts the weights to evaluate into the model."""
+    events, model = [], create("TextClassifier", weights)
+    model.evaluator().metrics = lambda encoded: events.append("evaluate") or {"rows": 9.0}
+    log = keras.callbacks.LambdaCallback(
+        on_test_begin=lambda logs: events.append("begin"),
+        on_test_end=lambda logs: events.append(logs),
+        on_epoch_end=lambda epoch, logs: events.append(logs["val_rows"]),
+    )
+    model.fit(ROWS, NAMES, epochs=1, validation_data=(ROWS, NAMES), callbacks=log, verbose=0)
+    assert events == ["begin", "evaluate", {"rows": 9.0}, 9.0]
 
 
 # Optimizers, losses and metrics of Keras.

@@ -84,6 +84,7 @@ def test_wrong_texts(model, name):
     x, message = WRONG_TEXTS[name]
     check(message, model.predict, x)
     check(message, model.predict_rows, x)
+    check(message, model.preprocessor, x)
     if name != "iterator":
         check(message, model.fit, x, NAMES)
 
@@ -265,6 +266,7 @@ def test_wrong_arguments_of_compile(model):
     check("schedule='cosine': expected released or continuous", model.compile, schedule="cosine")
     check("warmup_proportion=2", model.compile, warmup_proportion=2)
     check("learning_rate: expected with optimizer='auto'", model.compile, "adam", learning_rate=1)
+    check("loss_weights: 'logits' is no output", model.compile, loss_weights={"logits": 2.0})
 
 
 CONTEXT = "my bill is high"

@@ -748,7 +748,7 @@ class TextEmbedder(TaskModel):
         Args:
             x: Strings; for pairs a tuple of two lists, a dict or a DataFrame. Or a dict of token
                 ids.
-            batch_size: Rows per call of the traced function; by default 1024.
+            batch_size: Rows per call of the traced function; by default 1024, of token ids 64.
             prompt: Name of the prompt before each text, one of `task.prompts`; by default
                 `task.default_prompt`, if the model has one.
             **kwargs: Other arguments, see `TaskModel.predict`.
