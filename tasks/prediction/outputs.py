@@ -33,6 +33,7 @@ from bert_tf.data.sharded_output import (
     shard_names,
 )
 from bert_tf.errors import UserError
+from bert_tf.runs.run import Run
 from bert_tf.storage import files, format_versions, paths, strict_json
 from bert_tf.storage.ownership import sole_writer
 from bert_tf.storage.strict_json import field
@@ -243,12 +244,19 @@ class EmbedderSettings:
         "name of the embedder's prompt before each text; default: its default prompt", None
     )
 
-    def create_embedder(self, model: str, num_texts: int = 1) -> TextEmbedder:
-        """Load a model as these flags describe; see the function of this name."""
-        from bert_tf.weights.sources import read_pretrained
+    def create_embedder(
+        self, model: str, num_texts: int = 1, checkpoint: str | None = None
+    ) -> TextEmbedder:
+        """Load a model as these flags describe; see the function of this name.
+
+        `checkpoint` is the name of one of a run, by default the best, else the latest.
+        """
+        from bert_tf.weights.sources import read_checkpoint, read_pretrained
 
         return create_embedder(
-            read_pretrained(model, self.do_lower_case),
+            read_checkpoint(Run.open(model), checkpoint, self.do_lower_case)
+            if checkpoint
+            else read_pretrained(model, self.do_lower_case),
             self.layers,
             self.pooling,
             self.max_seq_length,
@@ -548,11 +556,7 @@ class PredictionJob(OutputJob):
         """The files of the version, or of the checkpoint and what its run has for it."""
         if self.checkpoint is None:
             return _all_files(self.model)
-        names = ("config.json", "task.json", "vocab.txt")
-        return [
-            *_all_files(os.path.join(self.model, "checkpoints", self.checkpoint)),
-            *filter(files.exists, (os.path.join(self.model, name) for name in names)),
-        ]
+        return _files_of_run(self.model, self.checkpoint)
 
     def rows(self, path: str) -> Iterable[Any]:
         """Return the rows of a file in a format of the task."""
@@ -581,12 +585,15 @@ class VectorJob(EmbedderSettings, OutputJob):
     model: str
     columns: tuple[str, ...] = ("text",)
     per_token: bool = False
+    checkpoint: str | None = None  # Name of the checkpoint, if the model is a run.
 
     name = "vectors"
 
     @property
     def model_files(self) -> list[str]:
-        """The files of the directory, of the TensorFlow checkpoint, or in the cache of the hub."""
+        """The files of a run's or TensorFlow checkpoint, of a directory, or in the hub's cache."""
+        if self.checkpoint is not None:
+            return _files_of_run(self.model, self.checkpoint)
         if os.path.isdir(self.model):
             return _all_files(self.model)
         if location := google.find(pathlib.Path(self.model)):
@@ -602,7 +609,7 @@ class VectorJob(EmbedderSettings, OutputJob):
 
     def embedder(self) -> TextEmbedder:
         """Load the encoder."""
-        return self.create_embedder(self.model, len(self.columns))
+        return self.create_embedder(self.model, len(self.columns), self.checkpoint)
 
     def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
         """Load the encoder; see `OutputJob`."""
@@ -669,6 +676,15 @@ class VectorJob(EmbedderSettings, OutputJob):
 def _all_files(directory):
     return [
         os.path.join(directory, name) for name in sorted(files.walk(directory)) if name[-1] != "/"
+    ]
+
+
+def _files_of_run(path, checkpoint):
+    """Return the files of a checkpoint, and those of its run that outputs depend on."""
+    names = ("config.json", "task.json", "vocab.txt")
+    return [
+        *_all_files(os.path.join(path, "checkpoints", checkpoint)),
+        *filter(files.exists, (os.path.join(path, name) for name in names)),
     ]
 
 
