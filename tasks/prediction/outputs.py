@@ -674,9 +674,13 @@ class VectorJob(EmbedderSettings, OutputJob):
 
 
 def _all_files(directory):
-    return [
-        os.path.join(directory, name) for name in sorted(files.walk(directory)) if name[-1] != "/"
-    ]
+    """Return the files in a directory and those below it, also linked ones, but no hidden ones."""
+    found = []
+    for name in files.listdir(directory):
+        path = os.path.join(directory, name)
+        if not name.startswith("."):  # Such as .git, and .cache of a download.
+            found += _all_files(path) if files.isdir(path) else [path]
+    return sorted(found)
 
 
 def _files_of_run(path, checkpoint):
