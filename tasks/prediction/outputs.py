@@ -42,7 +42,7 @@ from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
 from bert_tf.weights import google, huggingface
 from bert_tf.weights.sentence_transformers import KIND
-from tasks.base.task_types import default_settings, read_rows_of
+from tasks.base.task_types import TaskType, add_task_type, default_settings, read_rows_of
 from tasks.data.readers.glue import GLUE, check_submission, submission_lines
 from tasks.data.readers.rows import (
     BadRow,
@@ -548,6 +548,7 @@ class PredictionJob(OutputJob):
     model: str  # Directory of the run or of the version.
     task: Mapping[str, Any]  # Values of its task.json.
     checkpoint: str | None = None  # Name of the checkpoint of the run; `None` for a version.
+    task_type: TaskType | None = None  # Added in workers that do not know it.
 
     name = "predictions"
 
@@ -564,6 +565,8 @@ class PredictionJob(OutputJob):
 
     def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
         """Load the model; see `OutputJob`."""
+        if self.task_type:
+            add_task_type(self.task["kind"], self.task_type)
         import_tensorflow()
         from bert_tf.train.distribution import use_precision
         from tasks.graph.pipeline import PublishedModel
