@@ -181,6 +181,12 @@ def test_flags_become_settings():
         command.parse(Settings, ["x", "--name="])
 
 
+def test_a_list_is_given_once():
+    with pytest.raises(UserError, match="^--words: given 2 times; expected one list, separated by"):
+        command.parse(Settings, ["x", "--name=n", "--words=a", "--words=b,c"])
+    assert command.parse(Settings, ["x", "--name=n", "--name=m"])[0].name == "m"
+
+
 @dataclasses.dataclass(frozen=True)
 class Bounded:
     count: int | None = command.flag("how many", None, bounds={">=": 1})
