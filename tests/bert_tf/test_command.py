@@ -179,6 +179,8 @@ def test_flags_become_settings():
         command.parse(Settings, ["x"])
     with pytest.raises(UserError, match="--name is required: a name"):
         command.parse(Settings, ["x", "--name="])
+    quoted, _ = command.parse(Settings, ["x", "--name=n", '--words="a, b",c'])
+    assert quoted.words == ("a, b", "c")
 
 
 def test_a_list_is_given_once():
