@@ -175,7 +175,7 @@ def create_embedder(
     """Create the embedder that the flags of bert-tf extract describe; for pairs, `num_texts` is 2.
 
     A flag that is `None` has the value of an embedder; of other weights those are layers "last",
-    pooling "mean", 128 tokens and no prompt.
+    pooling "mean", 128 tokens and no prompt. Pairs have no prompt.
 
     Raises:
         UserError: If the encoder has too few layers, positions or segments, or there is no such
@@ -185,12 +185,7 @@ def create_embedder(
     from tasks.types.similarity.embedding_model import LAYERS
     from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder, options_from
 
-    flags = {
-        "layers": layers,
-        "pooling": pooling,
-        "max_seq_length": max_seq_length,
-        "default_prompt": prompt,
-    }
+    flags = {"layers": layers, "pooling": pooling, "max_seq_length": max_seq_length}
     given = {name: value for name, value in flags.items() if value is not None}
     options = {
         "max_seq_length": default_settings(KIND)["max_seq_length"],
@@ -209,6 +204,11 @@ def create_embedder(
                 f"{name}: requires {expected} {what}, but {pretrained.origin} has {available}"
             )
     task = SimilarityTask.from_options(**options)
+    if prompt is not None:  # Checked here, since other messages name fields of the task.
+        task.prompt_text(prompt, "--prompt")
+        if num_texts == 2:
+            raise UserError(f"--prompt={prompt!r:.80}: expected none with --text_b_column")
+        task = dataclasses.replace(task, default_prompt=prompt)
     return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
 
 
@@ -241,7 +241,7 @@ class EmbedderSettings:
         "lower-casing of the text; by default as configured in the model", None
     )
     prompt: str | None = flag(
-        "name of the embedder's prompt before each text; default: its default prompt", None
+        "name of the embedder's prompt before single texts; default: its default prompt", None
     )
 
     def create_embedder(
