@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 
 class DivergenceError(UserError):
-    """Loss or gradient is not finite."""
+    """Loss, gradient or outputs of a model are not finite."""
 
 
 _is_command = False

@@ -42,8 +42,9 @@ bert-tf finetune --help
 ```
 
 Flags have a value, such as `--epochs=5`. A switch such as `--calibrate` needs none. Lists are
-separated by commas. A flag without a default is optional, unless it is marked as required. Every
-command also has `--help`, and `--verbosity=0`, which shows all messages of TensorFlow.
+separated by commas; a value with a comma is in double quotes: `--labels='"yes, please",no'`. A flag
+without a default is optional, unless it is marked as required. Every command also has `--help`, and
+`--verbosity=0`, which shows all messages of TensorFlow.
 """
 API_PAGE = """# Python API
 

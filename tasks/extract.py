@@ -9,8 +9,10 @@ interrupted command continues where it stopped.
 """
 
 import dataclasses
+import os
 
 from bert_tf.errors import UserError
+from bert_tf.runs.run import Run
 from bert_tf.storage.ownership import sole_output
 from bert_tf.system import command
 from bert_tf.weights import sources
@@ -80,7 +82,17 @@ def main(settings: ExtractSettings) -> None:
         "file_format"
     )
     common = {name: getattr(settings, name) for name in names.split()}
-    job = VectorJob(model=settings.model, columns=tuple(settings.columns), **common)
+    checkpoint = None
+    if Run.exists(settings.model):
+        # Chosen once for all workers: a training that continues saves others.
+        checkpoints = Run.open(settings.model).checkpoints
+        checkpoint = os.path.basename(checkpoints.path(checkpoints.best_or_latest_step()))
+    job = VectorJob(
+        model=settings.model,
+        columns=tuple(settings.columns),
+        checkpoint=checkpoint,
+        **common,
+    )
     if settings.output_dir:
         columns = {"text_column": settings.text_column, "text_b_column": settings.text_b_column}
         recorded = {**common, **columns}

@@ -18,7 +18,7 @@ import os
 from bert_tf.errors import UserError
 from bert_tf.storage import strict_json
 from bert_tf.system import command
-from tasks.base.task_types import check_run, check_unlabelled
+from tasks.base.task_types import check_run, check_unlabelled, task_type
 from tasks.data.readers.glue import check_submission
 from tasks.graph.published import published_task, published_version
 from tasks.prediction.outputs import (
@@ -130,6 +130,8 @@ def _predict_shards(settings):
         task = source.run.task or {"kind": "pretrained"}
         name = os.path.basename(source.path)
         job = PredictionJob(model=settings.run, task=task, checkpoint=name, **common)
+    # Workers import this command, not a script that adds a type and calls it.
+    job = dataclasses.replace(job, task_type=task_type(job.task["kind"]))
     counts = write_output_shards(job, settings, settings.input, common, command.log)
     _log_rows(settings.output_dir, *counts)
 

@@ -18,6 +18,7 @@ import dataclasses
 
 from bert_tf.errors import UserError
 from bert_tf.storage import files, paths, strict_json
+from bert_tf.storage.ownership import sole_output
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base.task_types import check_unlabelled
@@ -173,7 +174,8 @@ def _reranked(settings, lines):
 
 def _build_index(settings, vectors):
     path = index_path(settings.vectors)
-    found = build_index(vectors, path, command.log)
+    with sole_output(path, overwrite=True):  # Before an index is built that cannot be written.
+        found = build_index(vectors, path, command.log)
     line = {"index": path, "vectors": len(vectors), "recall@10": round(found, 4)}
     print(strict_json.dumps_result(line, path))
 

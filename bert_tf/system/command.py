@@ -191,7 +191,8 @@ def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
 
     Raises:
         absl.flags.Error: If a flag is unknown or its value is not of its type.
-        UserError: If a required flag is missing, or from the checks of `settings_class`.
+        UserError: If a required flag is missing or a list is given twice, or from the checks of
+            `settings_class`.
     """
     values = flags.FlagValues()
     for field, kind in _fields(settings_class):
@@ -204,7 +205,14 @@ def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
         raise UserError(f"unexpected argument {rest[1]!r}; expected flags of the form --name=value")
     chosen = {}
     for field, kind in _fields(settings_class):
-        value = values[_flag_name(field)].value
+        given = values[_flag_name(field)]
+        # absl would use the last one alone.
+        if kind is tuple and not field.metadata["repeated"] and given.present > 1:
+            raise UserError(
+                f"--{given.name}: given {given.present} times; expected one list, separated by "
+                "commas"
+            )
+        value = given.value
         # Empty as well, as of a shell's variable that is not set.
         if value in (None, "", []) and field.default is dataclasses.MISSING:
             raise UserError(f"--{_flag_name(field)} is required: {field.metadata['help']}")

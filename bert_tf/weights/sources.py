@@ -222,7 +222,15 @@ def read_pretrained(
     Raises:
         UserError: There is no model, or a tensor is missing, unknown or of the wrong shape.
     """
-    pretrained = _read(path, config_file, vocab_file, labels, pairs)
+    return _with_case(_read(path, config_file, vocab_file, labels, pairs), do_lower_case)
+
+
+def read_checkpoint(run: Run, name: str, do_lower_case: bool | None = None) -> PretrainedWeights:
+    """Read a checkpoint of a run by its name, such as "step-00000120"; see `read_pretrained`."""
+    return _with_case(_read_run(run, run.checkpoints.step_of(name)), do_lower_case)
+
+
+def _with_case(pretrained, do_lower_case):
     if do_lower_case is None:
         return pretrained
     config = dataclasses.replace(pretrained.config, do_lower_case=do_lower_case)
@@ -292,7 +300,8 @@ def _read(path, config_file, vocab_file, labels, pairs):
     """Read the model at a path with the reader of its source."""
     if Run.exists(path):
         _check_of_run(path, config_file, vocab_file, labels, pairs)
-        return _read_run(Run.open(path))
+        run = Run.open(path)
+        return _read_run(run, run.checkpoints.best_or_latest_step())
     reader, where, source = _reader_of(path, config_file, vocab_file)
     stored = reader.read(where)
     weights, unused_tensors = name_map.rename(stored)
@@ -356,9 +365,8 @@ def _check_of_run(path, config_file, vocab_file, labels, pairs):
             )
 
 
-def _read_run(run):
-    """Read the best or latest checkpoint of a run."""
-    step = run.checkpoints.best_or_latest_step()
+def _read_run(run, step):
+    """Read the checkpoint of a step of a run."""
     chosen = run.checkpoints.path(step)
     # Optimizer slots, counters, seeds and heads of other kinds are not loaded.
     tensors = checkpoints.read(chosen)

@@ -167,9 +167,10 @@ def write(run: Run, plots: Mapping[str, Plot]) -> str:
 
 
 def _names(lines, is_loss):
-    """Return the training loss and dev losses, or the dev metrics from 0 to 1 without labels."""
+    """Return the training loss and dev losses, or the dev metrics of at most 1 without labels."""
     names = dict.fromkeys(name for line in lines for name in line)
     if is_loss:
         return [name for name in names if name == "loss" or name.endswith("_loss")]
-    overall = ("accuracy", "f1", "exact_match", "pearson", "spearman", "roc_auc", "pr_auc")
+    overall = ("accuracy", "f1", "matthews", "exact_match", "pearson", "spearman", "roc_auc")
+    overall += ("pr_auc", "@1", "@10", "_map")
     return [name for name in names if name.startswith("dev") and name.endswith(overall)][:8]

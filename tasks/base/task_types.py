@@ -183,6 +183,11 @@ def task_type(kind: str, task_types: Mapping[str, TaskType] = _ALL) -> TaskType:
     return task_types[kind]
 
 
+def add_task_type(kind: str, task_type: TaskType) -> None:
+    """Add a task type, unless there is one of this name."""
+    _ALL.setdefault(kind, task_type)
+
+
 def imported(path: str) -> Any:
     """Return an object by "module:name"."""
     module, name = path.split(":")

@@ -175,6 +175,8 @@ def plan_of(
     of_run = dataclasses.replace(of_run, precision=resolve_precision(of_run.precision, strategy))
     training = read(of_run, data or settings.read_data(), log, strategy)
     model = create_model(of_run, training, training.open_run())
+    if training.distillation:
+        training.distillation.teacher.check_size(training.task.vector_size(model.config))
     train, *devs = training.encode(model.serving.pipeline)
     learned = (train, *training.encode_unlabelled(model.serving.pipeline))
     samples = [sample for data in learned for sample in window_lengths(data)]

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bert_tf.errors import UserError
+from bert_tf.errors import DivergenceError
 
 
 def same_shape(first: ArrayLike, second: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -15,11 +15,11 @@ def same_shape(first: ArrayLike, second: ArrayLike) -> tuple[np.ndarray, np.ndar
 
 
 def finite(values: ArrayLike, what: str = "scores") -> np.ndarray:
-    """Return the values as float64; raises UserError at NaN or infinity, which have no order."""
+    """Return the values as float64; raises DivergenceError at NaN or infinity."""
     values = np.asarray(values, np.float64)
     bad = np.count_nonzero(~np.isfinite(values))
     if bad:
-        raise UserError(
+        raise DivergenceError(
             f"{what}: expected finite numbers, received {bad} of {values.size} that are NaN or "
             "infinite; if a model predicted them, train it with a lower --learning_rate"
         )

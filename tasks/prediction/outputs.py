@@ -33,6 +33,7 @@ from bert_tf.data.sharded_output import (
     shard_names,
 )
 from bert_tf.errors import UserError
+from bert_tf.runs.run import Run
 from bert_tf.storage import files, format_versions, paths, strict_json
 from bert_tf.storage.ownership import sole_writer
 from bert_tf.storage.strict_json import field
@@ -41,7 +42,7 @@ from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
 from bert_tf.weights import google, huggingface
 from bert_tf.weights.sentence_transformers import KIND
-from tasks.base.task_types import default_settings, read_rows_of
+from tasks.base.task_types import TaskType, add_task_type, default_settings, read_rows_of
 from tasks.data.readers.glue import GLUE, check_submission, submission_lines
 from tasks.data.readers.rows import (
     BadRow,
@@ -174,7 +175,7 @@ def create_embedder(
     """Create the embedder that the flags of bert-tf extract describe; for pairs, `num_texts` is 2.
 
     A flag that is `None` has the value of an embedder; of other weights those are layers "last",
-    pooling "mean", 128 tokens and no prompt.
+    pooling "mean", 128 tokens and no prompt. Pairs have no prompt.
 
     Raises:
         UserError: If the encoder has too few layers, positions or segments, or there is no such
@@ -184,12 +185,7 @@ def create_embedder(
     from tasks.types.similarity.embedding_model import LAYERS
     from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder, options_from
 
-    flags = {
-        "layers": layers,
-        "pooling": pooling,
-        "max_seq_length": max_seq_length,
-        "default_prompt": prompt,
-    }
+    flags = {"layers": layers, "pooling": pooling, "max_seq_length": max_seq_length}
     given = {name: value for name, value in flags.items() if value is not None}
     options = {
         "max_seq_length": default_settings(KIND)["max_seq_length"],
@@ -208,6 +204,11 @@ def create_embedder(
                 f"{name}: requires {expected} {what}, but {pretrained.origin} has {available}"
             )
     task = SimilarityTask.from_options(**options)
+    if prompt is not None:  # Checked here, since other messages name fields of the task.
+        task.prompt_text(prompt, "--prompt")
+        if num_texts == 2:
+            raise UserError(f"--prompt={prompt!r:.80}: expected none with --text_b_column")
+        task = dataclasses.replace(task, default_prompt=prompt)
     return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
 
 
@@ -240,15 +241,22 @@ class EmbedderSettings:
         "lower-casing of the text; by default as configured in the model", None
     )
     prompt: str | None = flag(
-        "name of the embedder's prompt before each text; default: its default prompt", None
+        "name of the embedder's prompt before single texts; default: its default prompt", None
     )
 
-    def create_embedder(self, model: str, num_texts: int = 1) -> TextEmbedder:
-        """Load a model as these flags describe; see the function of this name."""
-        from bert_tf.weights.sources import read_pretrained
+    def create_embedder(
+        self, model: str, num_texts: int = 1, checkpoint: str | None = None
+    ) -> TextEmbedder:
+        """Load a model as these flags describe; see the function of this name.
+
+        `checkpoint` is the name of one of a run, by default the best, else the latest.
+        """
+        from bert_tf.weights.sources import read_checkpoint, read_pretrained
 
         return create_embedder(
-            read_pretrained(model, self.do_lower_case),
+            read_checkpoint(Run.open(model), checkpoint, self.do_lower_case)
+            if checkpoint
+            else read_pretrained(model, self.do_lower_case),
             self.layers,
             self.pooling,
             self.max_seq_length,
@@ -540,6 +548,7 @@ class PredictionJob(OutputJob):
     model: str  # Directory of the run or of the version.
     task: Mapping[str, Any]  # Values of its task.json.
     checkpoint: str | None = None  # Name of the checkpoint of the run; `None` for a version.
+    task_type: TaskType | None = None  # Added in workers that do not know it.
 
     name = "predictions"
 
@@ -548,11 +557,7 @@ class PredictionJob(OutputJob):
         """The files of the version, or of the checkpoint and what its run has for it."""
         if self.checkpoint is None:
             return _all_files(self.model)
-        names = ("config.json", "task.json", "vocab.txt")
-        return [
-            *_all_files(os.path.join(self.model, "checkpoints", self.checkpoint)),
-            *filter(files.exists, (os.path.join(self.model, name) for name in names)),
-        ]
+        return _files_of_run(self.model, self.checkpoint)
 
     def rows(self, path: str) -> Iterable[Any]:
         """Return the rows of a file in a format of the task."""
@@ -560,6 +565,8 @@ class PredictionJob(OutputJob):
 
     def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
         """Load the model; see `OutputJob`."""
+        if self.task_type:
+            add_task_type(self.task["kind"], self.task_type)
         import_tensorflow()
         from bert_tf.train.distribution import use_precision
         from tasks.graph.pipeline import PublishedModel
@@ -581,12 +588,15 @@ class VectorJob(EmbedderSettings, OutputJob):
     model: str
     columns: tuple[str, ...] = ("text",)
     per_token: bool = False
+    checkpoint: str | None = None  # Name of the checkpoint, if the model is a run.
 
     name = "vectors"
 
     @property
     def model_files(self) -> list[str]:
-        """The files of the directory, of the TensorFlow checkpoint, or in the cache of the hub."""
+        """The files of a run's or TensorFlow checkpoint, of a directory, or in the hub's cache."""
+        if self.checkpoint is not None:
+            return _files_of_run(self.model, self.checkpoint)
         if os.path.isdir(self.model):
             return _all_files(self.model)
         if location := google.find(pathlib.Path(self.model)):
@@ -602,7 +612,7 @@ class VectorJob(EmbedderSettings, OutputJob):
 
     def embedder(self) -> TextEmbedder:
         """Load the encoder."""
-        return self.create_embedder(self.model, len(self.columns))
+        return self.create_embedder(self.model, len(self.columns), self.checkpoint)
 
     def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
         """Load the encoder; see `OutputJob`."""
@@ -667,8 +677,21 @@ class VectorJob(EmbedderSettings, OutputJob):
 
 
 def _all_files(directory):
+    """Return the files in a directory and those below it, also linked ones, but no hidden ones."""
+    found = []
+    for name in files.listdir(directory):
+        path = os.path.join(directory, name)
+        if not name.startswith("."):  # Such as .git, and .cache of a download.
+            found += _all_files(path) if files.isdir(path) else [path]
+    return sorted(found)
+
+
+def _files_of_run(path, checkpoint):
+    """Return the files of a checkpoint, and those of its run that outputs depend on."""
+    names = ("config.json", "task.json", "vocab.txt")
     return [
-        os.path.join(directory, name) for name in sorted(files.walk(directory)) if name[-1] != "/"
+        *_all_files(os.path.join(path, "checkpoints", checkpoint)),
+        *filter(files.exists, (os.path.join(path, name) for name in names)),
     ]
 
 

@@ -179,6 +179,14 @@ def test_flags_become_settings():
         command.parse(Settings, ["x"])
     with pytest.raises(UserError, match="--name is required: a name"):
         command.parse(Settings, ["x", "--name="])
+    quoted, _ = command.parse(Settings, ["x", "--name=n", '--words="a, b",c'])
+    assert quoted.words == ("a, b", "c")
+
+
+def test_a_list_is_given_once():
+    with pytest.raises(UserError, match="^--words: given 2 times; expected one list, separated by"):
+        command.parse(Settings, ["x", "--name=n", "--words=a", "--words=b,c"])
+    assert command.parse(Settings, ["x", "--name=n", "--name=m"])[0].name == "m"
 
 
 @dataclasses.dataclass(frozen=True)

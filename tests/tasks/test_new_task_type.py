@@ -104,6 +104,12 @@ def test_all_commands_have_it(huggingface_dir, tmp_path):
     run("tasks.predict", "PredictSettings", **of_run, input=data, output=output)
     predictions = [json.loads(line) for line in output.read_text().splitlines()]
     assert [set(row) for row in predictions] == [{"stars", "score"}] * len(TEXTS)
+    # Its worker process does not register the type.
+    shards = {"output_dir": tmp_path / "shards", "num_shards": 1, "num_workers": 1}
+    run("tasks.predict", "PredictSettings", **of_run, input=data, **shards)
+    (shard,) = (tmp_path / "shards").glob("predictions-*.jsonl")
+    rows = [json.loads(line) for line in shard.read_text().splitlines()]
+    assert [set(row) for row in rows] == [{"row", "stars", "score"}] * len(TEXTS)
     models = tmp_path / "models"
     run("export.export_saved_model", "ExportSettings", **of_run, output_dir=models)
     assert "rating: Predicts the rating of a text." in (models / "1/MODEL_CARD.md").read_text()

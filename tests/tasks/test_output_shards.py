@@ -274,6 +274,16 @@ def test_a_directory_that_begins_like_a_checkpoint_is_no_file_of_it(tmp_path):
     assert job.model_files == [f"{tmp_path}/{name}" for name in names]
 
 
+def test_linked_directories_are_a_part_of_a_model_and_hidden_ones_are_not(tmp_path):
+    model = tmp_path / "model"
+    for path in ("model/.cache/lock", "model/.gitignore", "model/a.json", "other/b.bin"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    (model / "0_Transformer").symlink_to(tmp_path / "other")
+    job = outputs.VectorJob(model=str(model), batch_size=1, file_format="npy")
+    assert job.model_files == [f"{model}/0_Transformer/b.bin", f"{model}/a.json"]
+
+
 @pytest.mark.parametrize("name", ["org/first", "first_preset"])
 def test_shards_of_a_model_without_a_directory_are_not_mixed_with_those_of_another(
     texts, in_process, monkeypatch, name

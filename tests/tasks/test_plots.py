@@ -8,8 +8,12 @@ import pytest
 
 import tasks
 from tasks.base import plots
+from tasks.base.task import task_class
+from tasks.base.task_types import TASK_TYPES
 from tasks.metrics.squad import scores_by_length
 from tasks.model.loading import load_model
+from tasks.types.classification.text_classifier import ClassificationTask
+from tasks.types.similarity.text_embedder import SimilarityTask
 from tests import small
 
 NAMES = ["你好", "مرحبا", "😀", "$a_b$", "a" * 60]
@@ -43,6 +47,21 @@ def test_scores_by_length_of_the_shortest_answer():
     assert found["1 word"] == {"exact_match": 1.0, "f1": 1.0}
     assert found["2 words"]["f1"] == pytest.approx(2 / 3)
     assert found["no answer"] == {"exact_match": 0.5, "f1": 0.5}
+
+
+def test_the_metric_that_selects_the_checkpoint_is_drawn():
+    names = ("regression", "tagging", "span_qa", "multiple_choice", "ranking", "anomaly")
+    found = [
+        ClassificationTask(labels=("0", "1"), max_seq_length=8),
+        ClassificationTask(labels=("0", "1"), max_seq_length=8, file_format="cola"),
+        SimilarityTask(max_seq_length=8),
+        SimilarityTask(max_seq_length=8, loss="cosent"),
+        *map(task_class, names),
+    ]
+    assert {task.kind for task in found} == set(TASK_TYPES)
+    for task in found:
+        name = f"dev_{task.best_metric}"
+        assert plots._names([{"step": 1, "dev_loss": 1.0, name: 0.5}], is_loss=False) == [name]
 
 
 @pytest.mark.medium

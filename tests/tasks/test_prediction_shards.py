@@ -3,19 +3,24 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from bert_tf import UserError
+from bert_tf.data import jobs
+from bert_tf.system import command
 from bert_tf.weights.sources import read_pretrained
 from export.graph.saved_model import write_saved_model
+from tasks import extract
 from tasks.base.task import task_from_dict
 from tasks.graph.published import published_task, published_version
 from tasks.model.loading import load_model
 from tasks.predict import PredictSettings
-from tasks.prediction.outputs import PredictionJob, VectorJob, predict
+from tasks.prediction.outputs import PredictionJob, VectorJob, create_embedder, predict
 from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
 from tasks.types.tagging import TaggingTask
 from tests import small
+from tests.corpus import run_here
 
 pytestmark = pytest.mark.medium
 TEXTS = ["the bill is too high", "my screen , broken", "app", "", "a b c ! the the the the the"]
@@ -134,6 +139,31 @@ def test_a_changed_checkpoint_is_another_model(models):
     assert weights and all(pathlib.Path(path).is_file() for path in weights)
     names = {pathlib.Path(path).name for path in job_of(models).model_files}
     assert {"config.json", "task.json", "vocab.txt"} <= names
+    of_run = {"model": str(models / "run"), "checkpoint": job_of(models).checkpoint}
+    job = VectorJob(**of_run, batch_size=2, file_format="npy")
+    assert job.model_files == job_of(models).model_files
+
+
+def test_vectors_of_a_run_are_of_one_checkpoint(models, tmp_path, monkeypatch):
+    """The run is remote, and its training saves other weights before the workers read any."""
+    pretrained = read_pretrained(models / "bert")
+    run = pretrained.save("ram://prediction_shards/run")
+
+    def run_after_training(*arguments):
+        run.checkpoints.save(1, small.random_weights(pretrained.config, seed=1))
+        return run_here(*arguments)
+
+    monkeypatch.setattr(jobs, "run", run_after_training)
+    rows = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
+    flags = [f"--model={run.path}", f"--input={rows}", f"--output_dir={tmp_path / 'out'}"]
+    flags += ["--num_shards=2", "--file_format=npy", "--max_seq_length=8"]
+    settings, _ = command.parse(extract.ExtractSettings, ["extract", *flags])
+    extract.main(settings)
+    found = [np.load(path) for path in sorted((tmp_path / "out").glob("vectors-*.npy"))]
+    expected = create_embedder(pretrained, None, None, 8).predict(TEXTS)
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
+    with pytest.raises(UserError, match="the model: not the same as when"):
+        extract.main(settings)
 
 
 def test_a_checkpoint_of_a_published_model_and_other_directories_are_rejected(models, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from bert_tf import UserError
 from bert_tf.data import jobs
+from bert_tf.storage.ownership import sole_output
 from bert_tf.system import command
 from tasks import extract, search
 from tasks.data.readers.rows import write_parquet
@@ -216,6 +217,13 @@ class TestIndex:
         (tmp_path / "v.usearch").write_bytes(b"abc")
         with pytest.raises(UserError, match="not an index"):
             ApproximateIndex(path, vectors)
+
+    def test_the_file_of_an_index_is_locked_before_it_is_built(self, tmp_path, monkeypatch):
+        vectors, _ = self.write(tmp_path)
+        monkeypatch.setattr(search, "build_index", None)
+        with sole_output(index_path(vectors.path)):
+            with pytest.raises(UserError, match=r"v\.usearch: in use by another process"):
+                run([f"--vectors={vectors.path}", "--build_index"])
 
     @pytest.mark.medium
     def test_the_command_builds_and_uses_it(self, flags, tmp_path, capsys):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from tasks import TextEmbedder, load_model
 from tasks.data.examples import Examples
-from tasks.finetuning.recipe import finetune
+from tasks.finetuning.recipe import finetune, plan_of
 from tasks.finetuning.settings import FinetuneSettings
 from tasks.model.labelled_rows import Rows, examples_of
 from tasks.training.distillation import read_teacher
@@ -89,6 +89,9 @@ def test_a_file_of_texts_teaches_as_the_same_rows_do(tmp_path, teacher, student)
     np.testing.assert_array_equal(model.predict(TEXTS), other.predict(TEXTS))
     with pytest.raises(UserError, match="texts.csv: expected the columns anchor and positive, or"):
         dataclasses.replace(settings, teacher=None).check()
+    planned = dataclasses.replace(settings, dense_units=(), output_dir=str(tmp_path / "third"))
+    with pytest.raises(UserError, match="its vectors have 5 numbers, those of the student 12"):
+        plan_of(planned, list)
 
 
 @pytest.mark.medium

@@ -21,6 +21,7 @@ from tasks.finetuning import sweep as sweep_module
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings
 from tasks.finetuning.sweep import sweep
+from tasks.metrics.checks import finite
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 
@@ -196,6 +197,14 @@ def test_the_summary_metrics_by_hand(settings, tmp_path, monkeypatch):
     scripted(monkeypatch, [scored(0.5)])
     (of_one,) = sweep(dataclasses.replace(settings, seeds=("3",)))["settings"]
     assert (of_one["mean"], of_one["standard_deviation"]) == (0.5, None)
+
+
+def test_a_run_whose_outputs_are_not_finite_has_failed(settings, monkeypatch):
+    with pytest.raises(UserError, match="received 1 of 2 that are NaN") as raised:
+        finite([0.5, np.nan])
+    scripted(monkeypatch, [raised.value, scored(0.5)])
+    (of_rate,) = sweep(settings)["settings"]
+    assert (of_rate["failed"], of_rate["best"]) == (["seed-1"], "seed-2")
 
 
 def test_other_workers_read_no_evaluations(settings, monkeypatch):

@@ -201,6 +201,22 @@ def test_options_override_the_settings_of_a_directory(directory):
     assert embedder.task == dataclasses.replace(task, max_seq_length=9)
 
 
+def test_pairs_have_no_prompt_and_a_wrong_one_names_the_flag(directory, huggingface_dir):
+    pretrained, bert = read_pretrained(directory), read_pretrained(huggingface_dir)
+    of_pairs = create_embedder(pretrained, None, None, None, num_texts=2)
+    assert of_pairs.task.default_prompt is None
+    assert tasks.TextEmbedder.from_pretrained(directory, pairs=True).task == of_pairs.task
+    prompted = create_embedder(pretrained, None, None, None, prompt="document")
+    assert prompted.task.default_prompt == "document"
+    for source, num_texts, prompt, message in (
+        (pretrained, 2, "query", "'query': expected none with --text_b_column"),
+        (pretrained, 1, "x", "'x': expected one of 'query', 'document'"),
+        (bert, 1, "query", "'query': expected one of none, since the model has no prompts"),
+    ):
+        with pytest.raises(UserError, match=f"^--prompt={message}"):
+            create_embedder(source, None, None, 7, num_texts, prompt)
+
+
 def test_an_embedder_that_is_not_supported_is_refused(tmp_path, config, vocabulary):
     pooling = {**st_files.POOLING, "include_prompt": False}
     path = st_files.write(tmp_path / "model", config, vocabulary, pooling=pooling)

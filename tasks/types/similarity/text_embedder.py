@@ -527,7 +527,9 @@ def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dic
         options["pairs"] = True
     if "dense_units" in given:
         options.pop("dense_activations", None)
-    if options.get("default_prompt") not in given.get("prompts", options.get("prompts", {})):
+    prompts = given.get("prompts", options.get("prompts", {}))
+    # That of single texts is none of pairs.
+    if given.get("pairs") or options.get("default_prompt") not in prompts:
         options.pop("default_prompt", None)
     return {**options, **given}
 
@@ -706,7 +708,7 @@ class TextEmbedder(TaskModel):
         symmetric: Whether "contrastive" also finds the anchor of each positive.
         triplet_margin: Difference of distances in "triplet".
         matryoshka_dims: Sizes of prefixes of the vectors that are trained to be vectors themselves.
-        pairs: Whether a row is a pair of texts.
+        pairs: Whether a row is a pair of texts, which has no prompt.
         truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
     """
 
