@@ -469,7 +469,11 @@ class Task(abc.ABC):
         return {name: np.ones(num_samples, np.float32) for name in self.soft_losses}
 
     def can_learn_unlabelled(self, texts: Mapping[str, Any]) -> bool:
-        """Whether a training row of these texts may have no label, if there is a teacher."""
+        """Whether a training row of these texts may have no label, if there is a teacher.
+
+        Raises:
+            UserError: If it may, but an option of the task has no effect on such rows.
+        """
         return False
 
     def as_training_rows(self, examples: Examples) -> Examples:

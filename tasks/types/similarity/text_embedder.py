@@ -200,8 +200,20 @@ class SimilarityTask(TextTask):
         return {"embedding": functools.partial(vector_distance, similarity=self.similarity)}
 
     def can_learn_unlabelled(self, texts: Mapping[str, Any]) -> bool:
-        """Whether a row is a text alone."""
-        return len(texts["text"]) == 1
+        """Whether a row is a text alone.
+
+        Raises:
+            UserError: If it is, and prefixes are to be trained.
+        """
+        is_alone = len(texts["text"]) == 1
+        if is_alone and self.matryoshka_dims:
+            # A prefix of a teacher's vector is a vector only if the teacher was trained for it.
+            raise UserError(
+                f"--matryoshka_dims={','.join(map(str, self.matryoshka_dims))}: expected none for "
+                "texts without labels, which learn the teacher's complete vectors; labelled rows "
+                "train prefixes"
+            )
+        return is_alone
 
     def as_training_rows(self, examples: Examples) -> Examples:
         """Return each text as a list of one."""
