@@ -233,8 +233,13 @@ class Task(abc.ABC):
         return cls(max_seq_length=max_seq_length, **options)
 
     @classmethod
-    def options_of_weights(cls, path: str) -> dict[str, Any]:
-        """Return the options that pretrained weights or a run bring, by default none."""
+    def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that pretrained weights or a run bring, by default none.
+
+        Args:
+            path: The weights.
+            given: Options of `from_data` that replace them.
+        """
         return {}
 
     @classmethod

@@ -253,6 +253,18 @@ def test_an_embedder_keeps_its_pooling_and_dense_layers(tmp_path, config, vocabu
     assert finetune(settings).path == str(tmp_path / "run")  # Finished: nothing to do.
 
 
+def test_dense_layers_of_other_sizes_are_linear(tmp_path, config, vocabulary):
+    directory = sentence_transformers_files.write(
+        tmp_path / "embedder", config, vocabulary, kinds=("Transformer", "Pooling", "Dense")
+    )
+    (tmp_path / "pairs.csv").write_text(FILES["pairs.csv"])
+    for units, expected in (("5", "tanh"), ("4", "identity")):
+        given = {"dense_units": (units,), "max_seq_length": 8}
+        options = {**SimilarityTask.options_of_weights(str(directory), given), **given}
+        task = SimilarityTask.from_data(tmp_path / "pairs.csv", **options)
+        assert (task.dense_units, task.dense_activations) == ((int(units),), (expected,))
+
+
 @pytest.mark.medium
 def test_an_embedder_keeps_its_maximum_length(tmp_path, config, vocabulary):
     directory = sentence_transformers_files.write(

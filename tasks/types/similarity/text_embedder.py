@@ -125,10 +125,15 @@ class SimilarityTask(TextTask):
                 )
 
     @classmethod
-    def options_of_weights(cls, path: str) -> dict[str, Any]:
+    def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the pooling, dense layers, normalization and prompts of an embedder."""
         settings = sources.embedder_settings(path)
-        return {name: settings[name] for name in FIELDS if name in settings}
+        options = {name: settings[name] for name in FIELDS if name in settings}
+        units = _integers("dense_units", given.get("dense_units", ()))
+        # Layers of other sizes are new ones, which have no activation by default.
+        if units and units != tuple(options.get("dense_units", ())):
+            options.pop("dense_activations", None)
+        return options
 
     @classmethod
     def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
