@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 
 import numpy as np
@@ -202,6 +203,23 @@ def test_a_file_of_each_form_trains_a_run(tmp_path, huggingface_dir, name):
     model = load_model(finetune(settings).path)
     assert model.task.loss == ("cosent" if name == "scores.tsv" else "contrastive")
     np.testing.assert_allclose(np.linalg.norm(model.predict(["my app"]), axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"triplet_margin": 1.0}, "triplet_margin=1.0: not used by --loss=contrastive; expected "),
+        ({"loss": "triplet", "symmetric": True}, "symmetric=True: not used by --loss=triplet; "),
+        ({"loss": "triplet", "loss_temperature": 0.1}, "expected --loss=contrastive or cosent"),
+    ],
+)
+def test_options_of_another_loss_are_refused(tmp_path, options, message):
+    rows = small.write_rows(tmp_path / "pairs.csv", [("a", "b")], ("anchor", "positive"))
+    for create in (functools.partial(SimilarityTask.from_data, rows), SimilarityTask.from_options):
+        with pytest.raises(UserError, match=message):
+            create(max_seq_length=8, **options)
+        used = {**options, "loss": "triplet" if "triplet_margin" in options else "contrastive"}
+        assert create(max_seq_length=8, **used).loss == used["loss"]
 
 
 @pytest.mark.medium

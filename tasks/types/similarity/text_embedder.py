@@ -63,6 +63,12 @@ from tasks.types.similarity.losses import (
 
 BLOCK_ELEMENTS = 1 << 26  # Scores in memory at a time.
 PAIR = ("text_a", "text_b")
+# Options that the other losses do not use.
+_OF_LOSSES = {
+    "loss_temperature": ("contrastive", "cosent"),
+    "symmetric": ("contrastive",),
+    "triplet_margin": ("triplet",),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,7 +168,9 @@ class SimilarityTask(TextTask):
         if len(options.get("dense_activations", ())) != len(units):
             options["dense_activations"] = ("identity",) * len(units)
         defaults = {"normalize": True}
-        return cls(max_seq_length=max_seq_length, **{**defaults, **options})
+        task = cls(max_seq_length=max_seq_length, **{**defaults, **options})
+        task._check_loss()
+        return task
 
     @property
     def has_head(self) -> bool:
@@ -401,7 +409,19 @@ class SimilarityTask(TextTask):
         units = options.get("dense_units", ())
         if units and not options.get("dense_activations"):
             options["dense_activations"] = ("tanh",) * len(units)
-        return super().from_options(max_seq_length=max_seq_length, pairs=pairs, **options)
+        task = super().from_options(max_seq_length=max_seq_length, pairs=pairs, **options)
+        task._check_loss()
+        return task
+
+    def _check_loss(self):
+        """Raise UserError if an option of another loss is given, which would be ignored."""
+        for name, losses in _OF_LOSSES.items():
+            value = getattr(self, name)
+            if value != getattr(type(self), name) and self.loss not in losses:
+                raise UserError(
+                    f"--{name}={value}: not used by --loss={self.loss}; expected "
+                    f"--loss={' or '.join(losses)}"
+                )
 
     def prompt_text(self, name: str, argument: str = "prompt") -> str:
         """Return a prompt by its name; raises UserError, which names the argument."""
