@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -220,6 +221,20 @@ def test_options_of_another_loss_are_refused(tmp_path, options, message):
             create(max_seq_length=8, **options)
         used = {**options, "loss": "triplet" if "triplet_margin" in options else "contrastive"}
         assert create(max_seq_length=8, **used).loss == used["loss"]
+
+
+def test_a_margin_that_vectors_of_length_1_do_not_reach_warns():
+    def create(margin, **options):
+        SimilarityTask.from_options(
+            max_seq_length=8, loss="triplet", triplet_margin=margin, **options
+        )
+
+    for options in ({"normalize": True}, {"matryoshka_dims": (4,)}):
+        with pytest.warns(UserWarning, match="triplet_margin=2: expected less than 2"):
+            create(2.0, **options)
+    with warnings.catch_warnings(action="error"):
+        create(1.5, normalize=True)
+        create(5.0, normalize=False)
 
 
 @pytest.mark.medium

@@ -7,6 +7,7 @@ size of a vector.
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -414,7 +415,7 @@ class SimilarityTask(TextTask):
         return task
 
     def _check_loss(self):
-        """Raise UserError if an option of another loss is given, which would be ignored."""
+        """Raise UserError if an option is of another loss; warn if the margin is out of reach."""
         for name, losses in _OF_LOSSES.items():
             value = getattr(self, name)
             if value != getattr(type(self), name) and self.loss not in losses:
@@ -422,6 +423,13 @@ class SimilarityTask(TextTask):
                     f"--{name}={value}: not used by --loss={self.loss}; expected "
                     f"--loss={' or '.join(losses)}"
                 )
+        has_length_1 = self.normalize or self.matryoshka_dims
+        if self.loss == "triplet" and has_length_1 and self.triplet_margin >= 2:
+            warnings.warn(
+                f"triplet_margin={self.triplet_margin:g}: expected less than 2, such as 0.5: "
+                "vectors of length 1 are at most 2 apart, so no triplet reaches this margin",
+                stacklevel=2,
+            )
 
     def prompt_text(self, name: str, argument: str = "prompt") -> str:
         """Return a prompt by its name; raises UserError, which names the argument."""
