@@ -24,7 +24,7 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import BatchLoss
 from bert_tf.weights import sources
-from bert_tf.weights.sentence_transformers import FIELDS
+from bert_tf.weights.sentence_transformers import FIELDS, pooled_size
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, check_choice, described
 from tasks.base.task_types import read_rows_of
@@ -52,7 +52,6 @@ from tasks.types.similarity.embedding_model import (
     LAYERS,
     SIMILARITIES,
     EmbeddingModel,
-    pooled_size,
 )
 from tasks.types.similarity.losses import (
     LOSSES,
@@ -562,7 +561,8 @@ def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dic
         given: Options of `TextEmbedder.from_pretrained`, "max_seq_length" included.
 
     Raises:
-        UserError: If the weights are of an embedder whose vectors cannot be computed here.
+        UserError: If the weights are of an embedder whose vectors cannot be computed here, or if
+            its dense layers do not fit the vectors that the options describe.
     """
     if pretrained.unsupported_embedder:
         raise UserError(pretrained.unsupported_embedder)
@@ -574,7 +574,20 @@ def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dic
         options.pop("dense_activations", None)
     if options.get("default_prompt") not in given.get("prompts", options.get("prompts", {})):
         options.pop("default_prompt", None)
-    return {**options, **given}
+    options = {**options, **given}
+    if source.get("dense_units") and "dense_units" not in given:
+        expected, size = (
+            pooled_size(pretrained.config, of["layers"], str(of["pooling"]))
+            for of in (source, options)
+        )
+        if size != expected:
+            shown = [f"--{name}={given[name]}" for name in ("layers", "pooling") if name in given]
+            raise UserError(
+                f"{', '.join(shown)}: the dense layers of {pretrained.source} take vectors of "
+                f"{expected} numbers, received {size}; leave the option out, or train new dense "
+                "layers (dense_units)"
+            )
+    return options
 
 
 def ranks_of_positives(
