@@ -170,13 +170,22 @@ def dense_names(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def pooled_size(config: BertConfig, layers: str, pooling: str) -> int:
+    """Return the size of an embedder's vectors before dense layers, from its settings."""
+    num_layers = 4 if layers == "concat_last_4" else 1
+    return config.hidden_size * num_layers * len(pooling.split("+"))
+
+
 def match_dense(
-    source: Mapping[str, Any] | None, weights: Mapping[str, np.ndarray], task: Mapping[str, Any]
+    source: Mapping[str, Any] | None,
+    weights: Mapping[str, np.ndarray],
+    task: Mapping[str, Any],
+    config: BertConfig,
 ) -> dict[str, np.ndarray]:
     """Return the weights of an embedder's dense layers for another embedder.
 
     `source` are the settings of the embedder, or `None`, and `task` those of the other one, as in
-    task.json. `weights` are arrays by our names.
+    task.json. `weights` are arrays by our names. Both have the encoder of `config`.
 
     Raises:
         UserError: Its dense layers are others; the message says which.
@@ -190,6 +199,12 @@ def match_dense(
             f"expected dense layers with (units, activation) {ours or 'none'}, received "
             f"{theirs or 'none'}"
         )
+    if source and theirs:
+        size, expected = (pooled_size(config, of["layers"], of["pooling"]) for of in (source, task))
+        if size != expected:
+            raise UserError(
+                f"expected dense layers of vectors of {expected} numbers, received those of {size}"
+            )
     return {name: weights[name] for name in dense_names(task)}
 
 

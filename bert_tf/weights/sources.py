@@ -156,7 +156,9 @@ class PretrainedWeights:
             return None
         try:
             if is_embedder:
-                return sentence_transformers.match_dense(self.embedder, self.weights, task)
+                return sentence_transformers.match_dense(
+                    self.embedder, self.weights, task, self.config
+                )
             if self.task is None:
                 raise UserError("expected weights with the head of a task, received none")
             return heads.match_head(self.task, self.weights, task)

@@ -8,7 +8,6 @@ Both models are served by TensorFlow Serving, by REST (http://HOST:PORT/v1/model
 """
 
 import argparse
-import csv
 import http.server
 import json
 import urllib.parse
@@ -18,6 +17,7 @@ import usearch.index
 
 from bert_tf import UserError
 from export import GrpcClient, RestClient
+from tasks.data.readers.rows import raise_bad_rows, read_rows
 
 
 class SearchService:
@@ -52,6 +52,14 @@ def client(address):
         return RestClient(address)
     server, _, model = address.partition("/")
     return GrpcClient(server, model)
+
+
+def read_texts(path):
+    """Return the column text of a file, read as by bert-tf extract."""
+    try:
+        return [row.texts["text"] for row in raise_bad_rows(read_rows(path, ("text",)))]
+    except UserError as error:
+        raise SystemExit(f"--texts: {error}") from None
 
 
 def open_index(path, texts):
@@ -95,8 +103,7 @@ def main():
     parser.add_argument("--query_prompt", default="")
     parser.add_argument("--port", type=int, default=8080)
     flags = parser.parse_args()
-    with open(flags.texts, encoding="utf-8", newline="") as lines:
-        texts = [row["text"] for row in csv.DictReader(lines)]
+    texts = read_texts(flags.texts)
     index = open_index(flags.index, texts)
     Handler.service = SearchService(
         client(flags.embedder), client(flags.ranker), index, texts, flags.query_prompt

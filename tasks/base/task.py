@@ -233,8 +233,13 @@ class Task(abc.ABC):
         return cls(max_seq_length=max_seq_length, **options)
 
     @classmethod
-    def options_of_weights(cls, path: str) -> dict[str, Any]:
-        """Return the options that pretrained weights or a run bring, by default none."""
+    def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that pretrained weights or a run bring, by default none.
+
+        Args:
+            path: The weights.
+            given: Options of `from_data` that replace them.
+        """
         return {}
 
     @classmethod
@@ -469,7 +474,11 @@ class Task(abc.ABC):
         return {name: np.ones(num_samples, np.float32) for name in self.soft_losses}
 
     def can_learn_unlabelled(self, texts: Mapping[str, Any]) -> bool:
-        """Whether a training row of these texts may have no label, if there is a teacher."""
+        """Whether a training row of these texts may have no label, if there is a teacher.
+
+        Raises:
+            UserError: If it may, but an option of the task has no effect on such rows.
+        """
         return False
 
     def as_training_rows(self, examples: Examples) -> Examples:

@@ -64,7 +64,7 @@ class RegressionTask(LabelledTextTask):
         return task
 
     @classmethod
-    def options_of_weights(cls, path: str) -> dict[str, Any]:
+    def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the activation of a regressor, whose head is kept."""
         source = Run.open(path) if Run.exists(path) else read_pretrained(path)
         return _activation_of(source.task)

@@ -60,6 +60,16 @@ def test_an_index_of_other_texts_is_rejected(program, tmp_path):
             program.open_index(str(tmp_path / f"{name}.usearch"), texts)
 
 
+def test_texts_are_read_as_extract_reads_them(program, tmp_path):
+    long = "a" * 140_000
+    path = tmp_path / "rows.csv"
+    path.write_text(f"\ufefftext\r\nmy app\r\n\r\n{long}\r\n", encoding="utf-8", newline="")
+    assert program.read_texts(path) == ["my app", "", long]
+    path.write_text("title\nmy app\n")
+    with pytest.raises(SystemExit, match=r"--texts: .*rows\.csv:2: no column 'text'"):
+        program.read_texts(path)
+
+
 def test_candidates_of_the_index_are_ranked(program):
     index = program.usearch.index.Index(ndim=2, metric="cos")
     index.add(np.arange(4), np.array([[1, 0], [1, 0.1], [1, 0.2], [0, 1]], np.float32))

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -204,6 +206,37 @@ def test_a_file_of_each_form_trains_a_run(tmp_path, huggingface_dir, name):
     np.testing.assert_allclose(np.linalg.norm(model.predict(["my app"]), axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"triplet_margin": 1.0}, "triplet_margin=1.0: not used by --loss=contrastive; expected "),
+        ({"loss": "triplet", "symmetric": True}, "symmetric=True: not used by --loss=triplet; "),
+        ({"loss": "triplet", "loss_temperature": 0.1}, "expected --loss=contrastive or cosent"),
+    ],
+)
+def test_options_of_another_loss_are_refused(tmp_path, options, message):
+    rows = small.write_rows(tmp_path / "pairs.csv", [("a", "b")], ("anchor", "positive"))
+    for create in (functools.partial(SimilarityTask.from_data, rows), SimilarityTask.from_options):
+        with pytest.raises(UserError, match=message):
+            create(max_seq_length=8, **options)
+        used = {**options, "loss": "triplet" if "triplet_margin" in options else "contrastive"}
+        assert create(max_seq_length=8, **used).loss == used["loss"]
+
+
+def test_a_margin_that_vectors_of_length_1_do_not_reach_warns():
+    def create(margin, **options):
+        SimilarityTask.from_options(
+            max_seq_length=8, loss="triplet", triplet_margin=margin, **options
+        )
+
+    for options in ({"normalize": True}, {"matryoshka_dims": (4,)}):
+        with pytest.warns(UserWarning, match="triplet_margin=2: expected less than 2"):
+            create(2.0, **options)
+    with warnings.catch_warnings(action="error"):
+        create(1.5, normalize=True)
+        create(5.0, normalize=False)
+
+
 @pytest.mark.medium
 def test_columns_of_other_names_are_read_and_single_texts_are_embedded(tmp_path, huggingface_dir):
     (tmp_path / "train.csv").write_text("question,answer\nthe bill,too high\nmy app,the screen\n")
@@ -251,6 +284,18 @@ def test_an_embedder_keeps_its_pooling_and_dense_layers(tmp_path, config, vocabu
     expected = TextEmbedder.from_pretrained(directory).predict(ANCHORS)
     np.testing.assert_allclose(model.predict(ANCHORS), expected, rtol=1e-4, atol=1e-5)
     assert finetune(settings).path == str(tmp_path / "run")  # Finished: nothing to do.
+
+
+def test_dense_layers_of_other_sizes_are_linear(tmp_path, config, vocabulary):
+    directory = sentence_transformers_files.write(
+        tmp_path / "embedder", config, vocabulary, kinds=("Transformer", "Pooling", "Dense")
+    )
+    (tmp_path / "pairs.csv").write_text(FILES["pairs.csv"])
+    for units, expected in (("5", "tanh"), ("4", "identity")):
+        given = {"dense_units": (units,), "max_seq_length": 8}
+        options = {**SimilarityTask.options_of_weights(str(directory), given), **given}
+        task = SimilarityTask.from_data(tmp_path / "pairs.csv", **options)
+        assert (task.dense_units, task.dense_activations) == ((int(units),), (expected,))
 
 
 @pytest.mark.medium

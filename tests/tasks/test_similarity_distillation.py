@@ -149,6 +149,14 @@ def test_rows_of_a_file_need_no_labels_with_a_teacher():
         examples_of(task, rows)
 
 
+def test_texts_alone_train_no_prefixes():
+    task = SimilarityTask(max_seq_length=8, matryoshka_dims=(4, 8))
+    message = "--matryoshka_dims=4,8: expected none for texts without labels"
+    with pytest.raises(UserError, match=message):
+        examples_of(task, TEXTS, has_teacher=True)
+    assert examples_of(task, (TEXTS[:2], TEXTS[2:4]), has_teacher=True).labels == [None, None]
+
+
 def test_other_settings_of_a_directory_are_another_teacher(teacher):
     def digest():
         strategy = tf.distribute.get_strategy()

@@ -119,6 +119,16 @@ def test_matryoshka_is_the_mean_over_prefixes():
     np.testing.assert_allclose(loss((2, 4)), expected, rtol=1e-6)
 
 
+def test_distances_of_prefixes_are_those_of_vectors_of_length_1():
+    # (1, 0), (0.6, 0.8) and (0, 1); (0.8, 0, 0.6), (0.6, 0.8, 0) and (0, 1, 0).
+    vectors = tf.constant([[[4.0, 0.0, 3.0], [3.0, 4.0, 0.0], [0.0, 2.0, 0.0]]])
+    texts = tf.constant([[0, 1, 2]])
+    loss = losses.embedding_loss(texts, vectors, ONES[:1], "triplet", 1.0, False, 1.0, (2, 3))
+    of_prefixes = 0.8**0.5 - 2**0.5 + 1.0
+    of_all = 1.04**0.5 - 2**0.5 + 1.0
+    np.testing.assert_allclose(loss, [(of_prefixes + of_all) / 2], rtol=1e-5)
+
+
 def test_a_text_alone_is_its_own_positive():
     vectors = pairs()[:, :1]  # Orthogonal.
     values = losses.in_batch_negatives(tf.constant([[0], [1]]), vectors, ONES, 0.5).numpy()

@@ -217,6 +217,26 @@ def test_pairs_have_no_prompt_and_a_wrong_one_names_the_flag(directory, huggingf
             create_embedder(source, None, None, 7, num_texts, prompt)
 
 
+def test_dense_layers_are_used_for_vectors_of_their_size_only(directory):
+    pretrained = read_pretrained(directory)
+    task = tasks.TextEmbedder.from_pretrained(directory).task
+    for other, size in (({"pooling": "mean"}, 12), ({"layers": "concat_last_4"}, 96)):
+        values = dataclasses.replace(task, **other).to_dict()
+        assert pretrained.head_for(values) is None  # They are trained anew.
+        with pytest.raises(UserError, match=f"dense layers of vectors of {size} numbers, rec.* 24"):
+            pretrained.head_for(values, keep=True)
+        ((name, value),) = other.items()
+        message = f"{name}={value}: the dense layers of .* take vectors of 24 numb.* {size};"
+        with pytest.raises(UserError, match=f"^{message}"):
+            tasks.TextEmbedder.from_pretrained(directory, **other)
+        flags = {"layers": None, "pooling": None, "max_seq_length": None, **other}
+        with pytest.raises(UserError, match=f"^--{message}"):
+            create_embedder(pretrained, **flags)
+    model = tasks.TextEmbedder.from_pretrained(directory, pooling="mean", dense_units=(5,))
+    assert model.has_new_head and model.vector_size == 5
+    assert pretrained.head_for(dataclasses.replace(task, pooling="mean+cls").to_dict())
+
+
 def test_an_embedder_that_is_not_supported_is_refused(tmp_path, config, vocabulary):
     pooling = {**st_files.POOLING, "include_prompt": False}
     path = st_files.write(tmp_path / "model", config, vocabulary, pooling=pooling)

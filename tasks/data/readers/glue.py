@@ -7,6 +7,7 @@ of a task. Fields are separated by tabs; quotes are data.
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -99,7 +100,12 @@ _HIGHEST_SCORE = 5.0
 
 
 def read_glue(
-    source: Source, labelled: bool = True, *, file_format: str = "rows", **task: Any
+    source: Source,
+    labelled: bool = True,
+    *,
+    file_format: str = "rows",
+    unescape_html: bool = False,
+    **task: Any,
 ) -> Iterator[Example | BadRow]:
     """Yield the rows of a published file, or of a file with named columns.
 
@@ -110,6 +116,7 @@ def read_glue(
         source: The published file, .tsv or .txt; or the other one.
         labelled: Whether to read labels.
         file_format: A key of GLUE, or any other name for named columns.
+        unescape_html: As of `read_rows`.
         **task: Values of a task.json, see `read_texts`.
 
     Yields:
@@ -120,15 +127,15 @@ def read_glue(
         UserError: If a column is missing or the file cannot be read.
     """
     if file_format not in GLUE:
-        return read_texts(source, labelled, **task)
+        return read_texts(source, labelled, unescape_html=unescape_html, **task)
     file, names = data_file(source), GLUE[file_format].keys
     if not labelled and has_columns(file, names):  # No published file.
-        return read_texts(file, labelled, text_columns=names)
+        return read_texts(file, labelled, text_columns=names, unescape_html=unescape_html)
     file = data_file(file, (".tsv", ".txt"))
-    return not_empty(_published_rows(file_format, file, labelled), file)
+    return not_empty(_published_rows(file_format, file, labelled, unescape_html), file)
 
 
-def _published_rows(name, file, labelled):
+def _published_rows(name, file, labelled, unescape_html):
     task, header = GLUE[name], None
     for number, fields in tsv_rows(file):
         if not fields:
@@ -141,6 +148,8 @@ def _published_rows(name, file, labelled):
             columns = _column_indices(name, file, labelled, header)
             if header is fields:
                 continue
+        if unescape_html:
+            fields = list(map(html.unescape, fields))
         yield good_or_bad(f"{file}:{number}", fields, _example, name, labelled, header, columns)
 
 

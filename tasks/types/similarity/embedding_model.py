@@ -12,6 +12,7 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.model.dense import dense
 from bert_tf.weights.pretrained_encoder import Encoder
+from bert_tf.weights.sentence_transformers import pooled_size
 from tasks.graph.heads import POOLING, on_grid
 
 # By name: number of last layers, and their combination. Embeddings are not a layer.
@@ -42,12 +43,6 @@ SIMILARITIES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "euclidean": functools.partial(_difference_norm, 2),
     "manhattan": functools.partial(_difference_norm, 1),
 }
-
-
-def pooled_size(config: BertConfig, layers: str, pooling: str) -> int:
-    """Return the size of vectors before dense layers; arguments as of `EmbeddingModel`."""
-    num_layers = 4 if layers == "concat_last_4" else 1
-    return config.hidden_size * num_layers * len(pooling.split("+"))
 
 
 def normalized(vectors: tf.Tensor) -> tf.Tensor:

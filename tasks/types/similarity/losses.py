@@ -42,7 +42,8 @@ def embedding_loss(
         symmetric: Of "contrastive".
         margin: Of "triplet".
         sizes: Sizes of the prefixes over which the loss is averaged, the Matryoshka dimensions
-            (Kusupati et al. 2022); by default the whole vector.
+            (Kusupati et al. 2022); by default the whole vector. "triplet" compares prefixes of
+            length 1, as in sentence-transformers.
     """
     losses = []
     for size in sizes or (vectors_BCD.shape[-1],):
@@ -54,6 +55,7 @@ def embedding_loss(
         elif loss == "cosine":
             losses.append(cosine_error(labels, part_BCd))
         else:
+            part_BCd = normalized(part_BCd) if sizes else part_BCd  # The others compare cosines.
             losses.append(triplet_margin(labels, part_BCd, margin))
     return tf.add_n(losses) / len(losses)
 

@@ -7,6 +7,7 @@ size of a vector.
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -23,7 +24,7 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import BatchLoss
 from bert_tf.weights import sources
-from bert_tf.weights.sentence_transformers import FIELDS
+from bert_tf.weights.sentence_transformers import FIELDS, pooled_size
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, check_choice, described
 from tasks.base.task_types import read_rows_of
@@ -51,7 +52,6 @@ from tasks.types.similarity.embedding_model import (
     LAYERS,
     SIMILARITIES,
     EmbeddingModel,
-    pooled_size,
 )
 from tasks.types.similarity.losses import (
     LOSSES,
@@ -63,6 +63,12 @@ from tasks.types.similarity.losses import (
 
 BLOCK_ELEMENTS = 1 << 26  # Scores in memory at a time.
 PAIR = ("text_a", "text_b")
+# Options that the other losses do not use.
+_OF_LOSSES = {
+    "loss_temperature": ("contrastive", "cosent"),
+    "symmetric": ("contrastive",),
+    "triplet_margin": ("triplet",),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,10 +131,15 @@ class SimilarityTask(TextTask):
                 )
 
     @classmethod
-    def options_of_weights(cls, path: str) -> dict[str, Any]:
+    def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the pooling, dense layers, normalization and prompts of an embedder."""
         settings = sources.embedder_settings(path)
-        return {name: settings[name] for name in FIELDS if name in settings}
+        options = {name: settings[name] for name in FIELDS if name in settings}
+        units = _integers("dense_units", given.get("dense_units", ()))
+        # Layers of other sizes are new ones, which have no activation by default.
+        if units and units != tuple(options.get("dense_units", ())):
+            options.pop("dense_activations", None)
+        return options
 
     @classmethod
     def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
@@ -157,7 +168,9 @@ class SimilarityTask(TextTask):
         if len(options.get("dense_activations", ())) != len(units):
             options["dense_activations"] = ("identity",) * len(units)
         defaults = {"normalize": True}
-        return cls(max_seq_length=max_seq_length, **{**defaults, **options})
+        task = cls(max_seq_length=max_seq_length, **{**defaults, **options})
+        task._check_loss()
+        return task
 
     @property
     def has_head(self) -> bool:
@@ -200,8 +213,20 @@ class SimilarityTask(TextTask):
         return {"embedding": functools.partial(vector_distance, similarity=self.similarity)}
 
     def can_learn_unlabelled(self, texts: Mapping[str, Any]) -> bool:
-        """Whether a row is a text alone."""
-        return len(texts["text"]) == 1
+        """Whether a row is a text alone.
+
+        Raises:
+            UserError: If it is, and prefixes are to be trained.
+        """
+        is_alone = len(texts["text"]) == 1
+        if is_alone and self.matryoshka_dims:
+            # A prefix of a teacher's vector is a vector only if the teacher was trained for it.
+            raise UserError(
+                f"--matryoshka_dims={','.join(map(str, self.matryoshka_dims))}: expected none for "
+                "texts without labels, which learn the teacher's complete vectors; labelled rows "
+                "train prefixes"
+            )
+        return is_alone
 
     def as_training_rows(self, examples: Examples) -> Examples:
         """Return each text as a list of one."""
@@ -384,7 +409,26 @@ class SimilarityTask(TextTask):
         units = options.get("dense_units", ())
         if units and not options.get("dense_activations"):
             options["dense_activations"] = ("tanh",) * len(units)
-        return super().from_options(max_seq_length=max_seq_length, pairs=pairs, **options)
+        task = super().from_options(max_seq_length=max_seq_length, pairs=pairs, **options)
+        task._check_loss()
+        return task
+
+    def _check_loss(self):
+        """Raise UserError if an option is of another loss; warn if the margin is out of reach."""
+        for name, losses in _OF_LOSSES.items():
+            value = getattr(self, name)
+            if value != getattr(type(self), name) and self.loss not in losses:
+                raise UserError(
+                    f"--{name}={value}: not used by --loss={self.loss}; expected "
+                    f"--loss={' or '.join(losses)}"
+                )
+        has_length_1 = self.normalize or self.matryoshka_dims
+        if self.loss == "triplet" and has_length_1 and self.triplet_margin >= 2:
+            warnings.warn(
+                f"triplet_margin={self.triplet_margin:g}: expected less than 2, such as 0.5: "
+                "vectors of length 1 are at most 2 apart, so no triplet reaches this margin",
+                stacklevel=2,
+            )
 
     def prompt_text(self, name: str, argument: str = "prompt") -> str:
         """Return a prompt by its name; raises UserError, which names the argument."""
@@ -517,7 +561,8 @@ def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dic
         given: Options of `TextEmbedder.from_pretrained`, "max_seq_length" included.
 
     Raises:
-        UserError: If the weights are of an embedder whose vectors cannot be computed here.
+        UserError: If the weights are of an embedder whose vectors cannot be computed here, or if
+            its dense layers do not fit the vectors that the options describe.
     """
     if pretrained.unsupported_embedder:
         raise UserError(pretrained.unsupported_embedder)
@@ -531,7 +576,20 @@ def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dic
     # That of single texts is none of pairs.
     if given.get("pairs") or options.get("default_prompt") not in prompts:
         options.pop("default_prompt", None)
-    return {**options, **given}
+    options = {**options, **given}
+    if source.get("dense_units") and "dense_units" not in given:
+        expected, size = (
+            pooled_size(pretrained.config, of["layers"], str(of["pooling"]))
+            for of in (source, options)
+        )
+        if size != expected:
+            shown = [f"--{name}={given[name]}" for name in ("layers", "pooling") if name in given]
+            raise UserError(
+                f"{', '.join(shown)}: the dense layers of {pretrained.source} take vectors of "
+                f"{expected} numbers, received {size}; leave the option out, or train new dense "
+                "layers (dense_units)"
+            )
+    return options
 
 
 def ranks_of_positives(

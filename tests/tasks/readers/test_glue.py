@@ -102,6 +102,20 @@ def test_the_diagnostic_set_has_no_labels(tmp_path):
         list(read_glue(path, file_format="ax"))
 
 
+def test_entities_are_converted_in_every_format(tmp_path):
+    labelled, test = FILES["qqp"][0], FILES["qqp"][2]
+    for name, content, is_labelled in (
+        ("dev.tsv", labelled, True),
+        ("test.tsv", test, False),
+        ("rows.csv", "text_a,text_b\nWould?,Has?\n", False),
+    ):
+        path = tmp_path / name
+        path.write_text(content.replace("?", " &amp; &lt;"))
+        for unescape_html, end in ((True, " & <"), (False, " &amp; &lt;")):
+            (row,) = read_glue(path, is_labelled, file_format="qqp", unescape_html=unescape_html)
+            assert all(text.endswith(end) for text in row.texts.values())
+
+
 def test_malformed_lines_of_qqp_are_known_errors_if_labels_are_read(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     path = tmp_path / "train.tsv"
