@@ -152,13 +152,18 @@ def loaded(
             "train before an export; after a training loop of your own, set has_new_head = False",
             stacklevel=5,
         )
+    # XLA compiles TF32 into the programs of a model that has already predicted.
+    uses_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    is_exact = model.dtype_policy.name == "float32" and not (
+        uses_tf32 and tf.config.get_visible_devices("GPU")
+    )
     with contextlib.ExitStack() as stack:
         stack.enter_context(exact_float32())  # As in the separate process of the parity check.
         if not (model.source and model.source.is_that_of(model.task, model.network)):
             # The metrics of a run are not those of a model that was trained further.
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             model = load_model(model.save_run(os.path.join(directory, "run")).path)
-        elif model.dtype_policy.name != "float32":
+        elif not is_exact:
             # The weights are float32, and so are the outputs that others are compared with.
             name = os.path.basename(model.source.path)
             model = load_model(model.source.run.path, checkpoint=name)

@@ -6,6 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import export
 import tasks
@@ -101,6 +102,16 @@ def test_what_was_trained_in_bfloat16_is_compared_in_float32(model, tmp_path):
     with publishing.loaded(trained, None) as served:
         assert served.dtype_policy.name == "float32"
         assert served.source.path == trained.source.path
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_programs_that_a_gpu_ran_in_tf32_are_not_compared(model, tmp_path, monkeypatch, is_on):
+    loaded = load_model(model.save_run(tmp_path / "run").path)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a GPU"])
+    monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: is_on)
+    with publishing.loaded(loaded, None) as served:
+        assert (served is not loaded) == is_on
+        assert served.source.path == loaded.source.path
 
 
 def test_an_untrained_head_is_published_with_a_warning(model, tmp_path, opened):
