@@ -213,7 +213,9 @@ def _logits_of_starts(start_WL, end_WX, first_WK, max_answer_length):
     last_WKA = first_WK[..., tf.newaxis] + tf.range(max_answer_length)
     start_WK = tf.gather(start_WL, first_WK, batch_dims=1)
     end_WKA = tf.gather(end_WX, last_WKA, batch_dims=1)
-    return tf.maximum(start_WK[..., tf.newaxis] + end_WKA, NO_SPAN)
+    logit_WKA = tf.maximum(start_WK[..., tf.newaxis] + end_WKA, NO_SPAN)
+    # An infinite start makes no end beyond the window a span.
+    return tf.where(end_WKA == NO_SPAN, NO_SPAN, logit_WKA)
 
 
 def _spans_of_examples(spans, windows, num_examples, num_spans):

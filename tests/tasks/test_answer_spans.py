@@ -100,6 +100,19 @@ def random_case(rng, most_words, max_seq_length, num_examples=6):
     return contexts, windows, *logits.astype(np.float32)
 
 
+def test_infinite_logits_give_no_span_beyond_the_text():
+    context = "a b x"
+    windows = pack_windows(
+        tokens_of(["y"]), tokens_of([context]), {"[CLS]": 2, "[SEP]": 3}, 12, 3, max_first=4
+    )
+    shape = windows.packed.input_ids.bounding_shape()
+    best = best_spans(
+        tf.fill(shape, np.inf), tf.zeros(shape), windows, tf.constant([context]), 4, 3
+    )
+    spans = [(span.start, span.end) for span in found(best, 0)]
+    assert spans and all(0 <= start < end <= len(context) for start, end in spans)
+
+
 def test_the_best_spans_of_eight_words_by_hand():
     context = "le café, the cat saw The Cat"
     text = Tokens(
