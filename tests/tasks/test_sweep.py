@@ -107,9 +107,7 @@ def test_a_sweep_stopped_in_its_second_run_resumes(settings, tmp_path, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(TrainingLoop, "_steps", step)
-        with pytest.raises(
-            Interrupted, match="saved at step 2 of 4 in .*seed-2; rerun"
-        ):
+        with pytest.raises(Interrupted, match="saved at step 2 of 4 in .*seed-2; rerun"):
             sweep(settings)
     assert not (tmp_path / "sweep" / "sweep.json").exists()
     said = []

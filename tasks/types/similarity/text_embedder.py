@@ -144,8 +144,8 @@ class SimilarityTask(TextTask):
     @classmethod
     def from_data(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
         """Create the task from a training file, whose columns choose the default of `loss`."""
-        task = {"kind": cls.kind, **options}
-        rows = data if isinstance(data, FileRows) else read_rows_of(task, data)
+        given = {"kind": cls.kind, **options}
+        rows = data if isinstance(data, FileRows) else read_rows_of(given, data)
         first = next(iter(raise_bad_rows(rows)), None)
         is_scored = first is not None and len(first.texts["text"]) == 2 and first.label is not None
         # Texts for a teacher have no loss of their own: it says what dev rows are.
