@@ -63,7 +63,8 @@ def test_it_learns_and_logs_metrics(directories, tmp_path):
     step = next(line for line in said if line.startswith("step 20/120"))
     assert "masked_lm_accuracy" in step and "tokens/s" in step and "TFLOP/s" in step
     written = read_json_object(run.file("train.json"))
-    assert written["data"] == [Manifest.load(directories["shards"]).sha256]
+    manifests = [Manifest.load(directories[name]) for name in ("shards", "held_out")]
+    assert written["data"] == [manifest.sha256 for manifest in manifests]
     assert written["settings"]["bias_correction"] is False
     assert not pathlib.Path(run.file("task.json")).exists()
     assert pathlib.Path(run.file("loss.png")).read_bytes()[1:4] == b"PNG"

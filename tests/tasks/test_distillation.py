@@ -208,7 +208,7 @@ def test_every_task_learns_its_teacher(name, huggingface_dir, tmp_path):
     teacher = create(name, huggingface_dir, seed=3).train(
         *(x, y),
         output_dir=tmp_path / "teacher",
-        **{**SETTINGS, "epochs": 20, "learning_rate": 1e-2},
+        **{**SETTINGS, "epochs": 20, "learning_rate": 3e-3},
     )
     taught = create(name, huggingface_dir)
     taught.train(
