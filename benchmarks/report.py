@@ -201,8 +201,8 @@ def machine_line(record):
         parts.append(f"{machine['memory_gb']:.0f} GB")
     if machine["read_gb_per_s"]:
         parts.append(f"memory read at {number(machine['read_gb_per_s']['median'])} GB/s")
-    parts += [f"{name} {version}" for name, version in versions.items()]
-    return f"{'; '.join(parts)}."
+    of_packages = [f"{name} {version}" for name, version in versions.items()]
+    return f"{'; '.join(parts)}. Versions: {', '.join(of_packages)}."
 
 
 def source_of(record):

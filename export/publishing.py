@@ -81,8 +81,8 @@ def publish(
         The directory of the published version.
 
     Raises:
-        UserError: If the parity check fails, if the metric drops by more than `max_metric_drop`, if
-            `output_dir` is not a local directory, or if the run requires thresholds or a
+        UserError: If the parity check fails, or the metric drops by more than `max_metric_drop`.
+            Also if `output_dir` is not a local directory, or the run requires thresholds or a
             temperature that were not tuned for this checkpoint.
         OSError: If the files cannot be written.
     """

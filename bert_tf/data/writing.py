@@ -110,11 +110,8 @@ def unreachable_entries(
     """Return a warning if over 1% of the entries are not normalized like the text."""
     strips = lower if settings.strip_accents is None else settings.strip_accents
     entries = vocabulary.entries
-    count = sum(
-        unicode_tables.normalize(entry, lower, strips) != entry
-        for entry in entries
-        if not (entry.startswith("[") and entry.endswith("]"))
-    )
+    words = vocabulary.words
+    count = sum(unicode_tables.normalize(word, lower, strips) != word for word in words)
     if count <= 0.01 * len(entries):
         return None
     return (

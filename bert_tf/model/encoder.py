@@ -56,9 +56,10 @@ class Encoder(keras.layers.Layer):
 
     Returns:
         Dict with `sequence`, `(B, L, H)`, or `(T, H)` if flat, and `pooled`, `(B, H)`: tanh of a
-        dense layer applied to [CLS]. With `output_hidden_states`, also `hidden_states`, a list of
-        the embedding output and each layer's output, shaped like `sequence`, and `attentions`, a
-        list of float32 `(B, N, L, L)` per layer; L is rounded up to a bucket if flat.
+        dense layer applied to [CLS]. With `output_hidden_states`, also `hidden_states` and
+        `attentions`. The first is a list of the embedding output and each layer's output, shaped
+        like `sequence`. The second is a list of float32 `(B, N, L, L)` per layer; L is rounded up
+        to a bucket if flat.
     """
 
     def __init__(

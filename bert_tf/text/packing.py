@@ -60,8 +60,8 @@ def pack(
         vocabulary: Provides the ids of [CLS] and [SEP].
         max_seq_length: Maximum number of tokens, including [CLS] and [SEP].
         truncation: Tokens that are kept of a segment: "head", the first ones, as released; "tail",
-            the last ones; or "head_tail", the first quarter (rounded up) and the rest from the end,
-            like the 128 and 382 of Sun et al. 2019, 5.3.1.
+            the last ones; or "head_tail". The latter keeps the first quarter (rounded up) and the
+            rest from the end, like the 128 and 382 of Sun et al. 2019, 5.3.1.
 
     Returns:
         `Packed`, with offsets if the segments have them.

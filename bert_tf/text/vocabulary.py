@@ -126,15 +126,17 @@ class Vocabulary:
         more = (placeholder(index) for index in range(len(self), vocab_size))
         return Vocabulary([*self.lines, *more], where)
 
-    def looks_cased(self) -> bool:
-        """Return True if more than 1% of the entries contain an upper-case letter.
-
-        Entries in brackets, such as [CLS], are not counted.
-        """
-        entries = [
+    @property
+    def words(self) -> list[str]:
+        """The entries but those in brackets, such as [CLS]."""
+        return [
             entry for entry in self.entries if not (entry.startswith("[") and entry.endswith("]"))
         ]
-        return sum(entry != entry.lower() for entry in entries) > 0.01 * len(entries)
+
+    def looks_cased(self) -> bool:
+        """Return True if more than 1% of the words contain an upper-case letter."""
+        words = self.words
+        return sum(word != word.lower() for word in words) > 0.01 * len(words)
 
     def check_size(self, vocab_size: int, where: str) -> None:
         """Check the number of entries against a configuration.

@@ -14,7 +14,6 @@ Shape suffixes: H hidden size, C outputs of the head.
 """
 
 import copy
-import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from bert_tf.errors import UserError
+from bert_tf.runs import checkpoints
 from bert_tf.weights.name_map import architectures
 
 KERNEL, BIAS = "classifier/kernel", "classifier/bias"
@@ -206,8 +206,8 @@ def record_of(
 
 def _digest(weights):
     """Return the SHA-256 of a head."""
-    arrays = (np.asarray(weights[name], np.float32) for name in (KERNEL, BIAS))
-    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+    head = {name: np.asarray(weights[name], np.float32) for name in (KERNEL, BIAS)}
+    return checkpoints.sha256_of(head)
 
 
 def _recorded(values, task, max_seq_length, weights):

@@ -609,9 +609,9 @@ class TaskModel(keras.Model):
 
         Args:
             x: Strings: a list, tuple, NumPy array or pandas column; for two inputs a tuple of two,
-                or a dict or DataFrame with a column per input; `Rows` of `read_examples`, with y;
-                or a tf.data.Dataset of batches (x, y) or (x, y, sample_weight). TextClassifier and
-                TextRegressor read a dataset batch by batch in its own order, all others once. A
+                or a dict or DataFrame with a column per input. Or `Rows` of `read_examples`, with
+                y, or a tf.data.Dataset of batches (x, y) or (x, y, sample_weight). TextClassifier
+                and TextRegressor read a dataset batch by batch in its own order, all others once. A
                 dict of token ids, or a dataset of them, goes to Keras untouched.
             y: Labels per row: names or ids of classes, numbers, entities, answers or choices.
                 Integers are names if the labels are numbers that no ids could be; they are refused
