@@ -153,10 +153,10 @@ def learn(path, size):
     return {"rate": pathlib.Path(path).stat().st_size / 1e6 / _seconds(run)}
 
 
-def write_shards(path, shards):
-    """Run write_shards once and return its rate, start and memory."""
+def write_shards(path, shards, count=64):
+    """Write `count` shards; return the rate, start and memory of the command."""
     command = [sys.executable, "-m", "bert_tf.write_shards", f"--input={path}", f"--vocab={VOCAB}"]
-    command += [f"--output_dir={shards}", "--num_workers=2", "--num_shards=64"]
+    command += [f"--output_dir={shards}", "--num_workers=2", f"--num_shards={count}"]
     began, peak = time.monotonic(), 0
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     while process.poll() is None:

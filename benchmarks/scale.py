@@ -207,7 +207,7 @@ def processes(options, measured):
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         path, _ = data.write_text(directory, options.data, 2_000_000)
-        data.write_shards(path, directory / "shards")
+        data.write_shards(path, directory / "shards", 16)
         steps, batches = (8, (32,)) if options.quick else (20, (32, 128))
         for batch in batches:
             flags = {
