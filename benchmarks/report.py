@@ -27,8 +27,6 @@ TITLES = {
     "gpu": "Training",
     "data": "Text and shards",
     "start_up": "Start-up and memory",
-    "learning": "Learning",
-    "scale": "Sizes, measured and estimated",
     "retrieval": "Search with MiniLM",
 }
 # Pattern of "table: workload, unit" that the page shows, by benchmark; of a further processor it
@@ -36,27 +34,28 @@ TITLES = {
 SHOWN = {
     "serving": r"float32: (?!.*64 per).*|(bfloat16|int8): .*(one per request|short.*16 per).*",
     "training": r".*",
-    "gpu": r"(Pretraining|Fine-tuning).*, (sequences/s|examples/s|GB)",
-    "data": r".*",
-    "start_up": r"Start: .*|Memory.*(32 long texts|223,000|punctuation and 31).*",
-    "learning": r"Learning: (losses|.*rows: ).*",
-    "scale": r"(Pretraining|Fine-tuning|Request).*(of 256, 8 x|complaints|32 tokens|512).*",
+    "gpu": r"(Pretraining|Fine-tuning)(?!.*flat kernels).*, (sequences/s|examples/s|GB)",
+    "data": r"(?!Data: (start|memory)).*",
+    "start_up": r"Start: (?!weights|its graph|.*another shape).*",
     "retrieval": r".*/s",
 }
 ALWAYS_SHOWN = ("serving", "training")
 HEADLINES = (
     r"Serving, float32: short texts, (one|16) per request.*",
     r"Serving, float32: long texts, one per request.*",
+    r"Serving, (bfloat16|int8): short texts, 16 per request.*",
     r"Serving, float32: (load and first answer|peak memory).*",
-    r"Pretraining, float32: .*",
+    r"Pretraining, float32: .*, ms",
     r"Fine-tuning, float32: .*, examples/s",
     r"Pretraining, bfloat16: .*, sequences/s",
 )
 # Page with a table between the markers: pattern of "table: workload, unit" that it shows.
 TABLES = {
-    "docs/results.md": r"Learning: (?!losses|.*rows: ).*|Search: .*, %",
+    "docs/results.md": r"Learning: .*|Search: .*, %",
     "docs/distillation.md": r"Distillation: .*",
     "docs/precision.md": r"Served metrics: .*",
+    "docs/planning.md": r"(Pretraining step|Fine-tuning step|Request, BERT-base): .*",
+    "docs/request-limits.md": r"Memory of a request: .*",
 }
 # File: title, pattern of "table: workload, unit" whose figures are its bars.
 PLOTS = {
@@ -73,15 +72,14 @@ INTRODUCTION = f"""# Performance
 make benchmark
 ```
 
-The command measures your machine and prints tables like those below. The scripts are in
-`benchmarks` ([what each one answers](../benchmarks/README.md)). This page is generated from the
-files of `benchmarks/results`, which have all figures, commands and versions.
+The command measures your machine and prints tables like those below, which are generated from
+`benchmarks/results`: files with all figures, commands and versions. The scripts are in `benchmarks`
+([what each one answers](../benchmarks/README.md)).
 
 - The programs of a row ran in turns in one run, with the same weights, rows and batches; on
   processors with two threads.
 - A figure is the median of its repetitions. The least and the largest one of {OURS} may follow.
-- The ratio says how many times better {OURS} is than the best other program. The best figure is in
-  bold, and the ratio if {OURS} is better.
+- The ratio says how many times better {OURS} is than the best other program. The best is bold.
 - "keras-hub" stands for a model of that library in TensorFlow, "transformers" for one on PyTorch.
 """
 
@@ -191,8 +189,8 @@ def machine_title(record):
     return f"{machine['kind'].upper()}: {machine['processor']}"
 
 
-def machine_line(record):
-    """Return a sentence on a machine and its versions."""
+def machine_line(record, known):
+    """Return a sentence on a machine, and one on the versions if they are not the known ones."""
     machine, versions = record["machine"], record["versions"]
     parts = [f"{machine['cores']} cores" if machine["cores"] else "unknown number of cores"]
     if machine["card"]:
@@ -201,8 +199,8 @@ def machine_line(record):
         parts.append(f"{machine['memory_gb']:.0f} GB")
     if machine["read_gb_per_s"]:
         parts.append(f"memory read at {number(machine['read_gb_per_s']['median'])} GB/s")
-    of_packages = [f"{name} {version}" for name, version in versions.items()]
-    return f"{'; '.join(parts)}. Versions: {', '.join(of_packages)}."
+    of_packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{'; '.join(parts)}." + (f" Versions: {of_packages}." if versions != known else "")
 
 
 def source_of(record):
@@ -222,10 +220,13 @@ def page(records):
         if name in drawn:
             image = f"images/{pathlib.Path(PLOTTED.format(name)).name}"
             lines += ["", f"![{title}, by program]({image})"]
-    repeated = set()  # Rows of the processors before.
+    repeated, versions = set(), None  # Of the machines before.
     for of_kind in records.values():
-        first = next(iter(of_kind.values()))
-        lines += ["", f"## {machine_title(first)}", "", *textwrap.wrap(machine_line(first), 120)]
+        # Of all records of a machine, that of serving has the most programs.
+        first = of_kind.get("serving", next(iter(of_kind.values())))
+        machine = machine_line(first, versions)
+        lines += ["", f"## {machine_title(first)}", "", *textwrap.wrap(machine, 120)]
+        versions = first["versions"]
         for benchmark, pattern in SHOWN.items():
             rows = rows_of(of_kind[benchmark], pattern) if benchmark in of_kind else {}
             if benchmark not in ALWAYS_SHOWN:
@@ -250,9 +251,11 @@ def table_block(records, pattern):
 
 
 def readme_block(records):
-    """Return the part of README between the markers."""
-    lines = []
+    """Return the part of README between the markers, of the first processor and the first GPU."""
+    lines, of_gpus = [], {}
     for of_kind in records.values():
+        of_gpus.setdefault("gpu" in of_kind, of_kind)
+    for of_kind in of_gpus.values():
         rows = {}
         for record in of_kind.values():
             for pattern in HEADLINES:

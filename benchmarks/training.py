@@ -91,9 +91,9 @@ def pretraining(precision, options, measured):
     table = f"Pretraining, {precision}"
     for program, of_rounds in found.items():
         times = [ms for one in of_rounds for ms in one["ms"]]
-        measured.add(table, "step of 16 x 128 tokens", program, "ms", times)
-        peaks = [one["peak_mb"] for one in of_rounds]
-        measured.add(table, "peak memory of that step", program, "MB", peaks)
+        row = (table, "step of 16 x 128 tokens", program)
+        measured.add(*row, "ms", times)
+        measured.add(*row, "MB", [one["peak_mb"] for one in of_rounds])
 
 
 def finetuning(tasks, precision, options, measured):

@@ -136,6 +136,9 @@ def test_a_gpu_comes_last_and_a_further_processor_is_short(report):
     text = report.page(records)
     assert text.count("### Serving") == text.count("### Text and shards") == 2
     assert text.count("| 5.00 MB/s") == text.count("| 6.00 s") == 1
+    for of_kind in records.values():
+        of_kind["serving"]["figures"].append(figure("other", 2.0))
+    assert "AVX2" in report.readme_block(records) and "AMX" not in report.readme_block(records)
     command = "python benchmarks/data.py --data=DIR --only=text, in two runs"
     assert report.source_of({**data, "command": command}).startswith("`data.py --only=text`, ")
 
