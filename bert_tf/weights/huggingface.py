@@ -56,8 +56,7 @@ def is_directory_of(path: pathlib.Path) -> bool:
 
 def read_config(path: pathlib.Path) -> tuple[BertConfig, Vocabulary]:
     """Read configuration and vocabulary without the weights; raises UserError."""
-    config, vocabulary, _ = _read_config(path)
-    return config, vocabulary
+    return _read_config(path)[:2]
 
 
 def read(path: pathlib.Path) -> StoredModel:
@@ -85,7 +84,8 @@ def _read_config(path):
     # Whether the output layer is tied is decided by the weights, if there is one.
     encoder = {name: value for name, value in values.items() if name != "tie_word_embeddings"}
     config = BertConfig.from_dict(encoder, where=str(file), is_foreign=True)
-    vocabulary, settings = tokenizer_files.read(path, config.vocab_size)
+    tokenizer_class = values.get("tokenizer_class")
+    vocabulary, settings = tokenizer_files.read(path, config.vocab_size, tokenizer_class)
     where = f"{path}: tokenizer"
     return BertConfig.from_dict({**config.to_dict(), **settings}, where), vocabulary, values
 

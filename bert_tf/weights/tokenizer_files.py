@@ -24,8 +24,10 @@ _REQUIRED_SETTINGS = {
     "do_basic_tokenize": True,
     "do_subword_tokenize": True,
     "never_split": [],
+    "subword_tokenizer_type": "wordpiece",
     "tokenize_chinese_chars": True,
     "truncation_side": "right",
+    "word_tokenizer_type": "basic",
     "wordpieces_prefix": "##",
     **SPECIAL_TOKENS,
 }
@@ -46,21 +48,24 @@ PAIR = (*SINGLE, ("B", 1), ("[SEP]", 1))
 MAX_INPUT_CHARS_PER_WORD = 100
 
 
-def read(directory: pathlib.Path, vocab_size: int) -> tuple[Vocabulary, dict[str, Any]]:
+def read(
+    directory: pathlib.Path, vocab_size: int, tokenizer_class: Any = None
+) -> tuple[Vocabulary, dict[str, Any]]:
     """Read the tokenizer of a model: its vocabulary, and its settings as in `BertConfig`.
 
     Rows of the word embeddings, `vocab_size` in number, without an entry get a placeholder.
+    `tokenizer_class` is that of config.json, if any.
 
     Raises:
         UserError: A file is missing or invalid, or a setting is not supported.
     """
     text_path, json_path = directory / "vocab.txt", directory / "tokenizer.json"
-    settings = _settings(directory)
+    settings = _settings(directory, tokenizer_class)
     has_json = json_path.is_file()
     if settings.get("tokenizer_class") in _GENERIC_CLASSES and not has_json:
         raise UserError(
-            f"{json_path}: no such file; expected it, because tokenizer_class in "
-            f"tokenizer_config.json is {settings['tokenizer_class']}"
+            f"{json_path}: no such file; expected it, because tokenizer_class is "
+            f"{settings['tokenizer_class']}"
         )
     values = _flattened(object_in(json_path))
     if has_json:
@@ -80,14 +85,16 @@ def read(directory: pathlib.Path, vocab_size: int) -> tuple[Vocabulary, dict[str
     return vocabulary, dict(zip(TOKENIZER_SETTINGS, (lower, strips, limit), strict=True))
 
 
-def _settings(directory):
-    """Return the settings of tokenizer_config.json, checked; empty if there is none."""
-    path = directory / "tokenizer_config.json"
-    settings = object_in(path)
+def _settings(directory, default_class):
+    """Return the settings of tokenizer_config.json, checked, with a default for its class."""
+    settings = object_in(directory / "tokenizer_config.json")
     name = settings.get("tokenizer_class")
-    if name is not None and name not in (*_BERT_CLASSES, *_GENERIC_CLASSES):
+    if name is None:
+        name = settings["tokenizer_class"] = default_class
+    if name not in (None, *_BERT_CLASSES, *_GENERIC_CLASSES):
         raise UserError(
-            f"{path}: tokenizer_class is {name!r:.80}; expected one of "
+            f"{directory}: tokenizer_class is {name!r:.80}, in tokenizer_config.json or "
+            "config.json; expected one of "
             f"{', '.join((*_BERT_CLASSES, *_GENERIC_CLASSES))}"
         )
     for file in ("tokenizer_config.json", "special_tokens_map.json"):

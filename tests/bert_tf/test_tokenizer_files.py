@@ -85,6 +85,22 @@ def test_tokenizer_config_overrides_tokenizer_json_unless_it_is_generic(
     assert case(modern_dir) == expected
 
 
+def test_the_class_may_be_in_config_json_alone(modern_dir):
+    def write(of_config, of_tokenizer):
+        edit(modern_dir / "config.json", lambda values: values.update(tokenizer_class=of_config))
+        write_json(modern_dir / "tokenizer_config.json", of_tokenizer)
+
+    edit(modern_dir / "tokenizer.json", lambda values: values["normalizer"].update(lowercase=False))
+    write("PreTrainedTokenizerFast", {"do_lower_case": True})
+    assert case(modern_dir) == (False, None)
+    write("BertJapaneseTokenizer", {"tokenizer_class": "BertTokenizer"})
+    assert case(modern_dir) == (True, None)
+    for settings in ({}, {"tokenizer_class": None, "do_lower_case": False}):
+        write("BertJapaneseTokenizer", settings)
+        with pytest.raises(UserError, match="is 'BertJapaneseTokenizer', in .* or config.json"):
+            read_pretrained(modern_dir)
+
+
 def test_a_cased_vocabulary_decides_only_without_tokenizer_json(huggingface_dir):
     (huggingface_dir / "tokenizer_config.json").unlink()
     cased = Vocabulary([*WORDS[:-1], "The"])
@@ -175,6 +191,8 @@ def test_an_unusual_tokenizer_json_is_rejected_by_name(modern_dir, change, messa
         ({"unk_token": {"content": "<unk>"}}, "unk_token='<unk>' is not supported"),
         ({"auto_map": {"AutoTokenizer": "x.Y"}}, "auto_map={'AutoTokenizer': 'x.Y'} is not supp"),
         ({"truncation_side": "left"}, "truncation_side='left' is not supported"),
+        ({"word_tokenizer_type": "mecab"}, "word_tokenizer_type='mecab' is not supported"),
+        ({"subword_tokenizer_type": "character"}, "subword_tokenizer_type='character' is not su"),
         ({"additional_special_tokens": ["[E1]"]}, "the added token '\\[E1\\]'"),
         ({"additional_special_tokens": [{"content": "my"}]}, "the added token 'my'"),
         ({"extra_special_tokens": {"entity": "[E1]"}}, "the added token '\\[E1\\]'"),
@@ -220,6 +238,8 @@ def test_settings_without_an_effect_on_ids_are_accepted(huggingface_dir):
             "pad_token": {"content": "[PAD]", "lstrip": False},
             "added_tokens_decoder": {"4": {"content": "[MASK]", "special": True}},
             "name_or_path": "x",
+            "word_tokenizer_type": "basic",
+            "subword_tokenizer_type": "wordpiece",
         },
     )
     write_json(huggingface_dir / "added_tokens.json", {"[MASK]": 4})
