@@ -136,13 +136,19 @@ def find(
     )
 
 
+def has_config(directory: pathlib.Path) -> bool:
+    """Return True if a directory, or the one above, has the configuration of a checkpoint."""
+    return _beside(directory / RELEASED, "bert_config.json").is_file()
+
+
 def read_config(location: Location) -> tuple[BertConfig, Vocabulary]:
     """Read configuration and vocabulary without the weights; raises UserError."""
     for flag, path in (("config_file", location.config), ("vocab_file", location.vocabulary)):
         if not path.is_file():
             raise UserError(
                 f"{path}: no such file; expected it in the directory of the checkpoint or one "
-                f"level up, or --{flag}"
+                "level up; if it is elsewhere, run: bert-tf convert --from=PATH --to=RUN "
+                f"--{flag}=FILE"
             )
     # Unlike Hugging Face, Google calls the tanh form "gelu", whatever the file's name.
     values = read_json_object(location.config)

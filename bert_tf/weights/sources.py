@@ -44,6 +44,12 @@ _OTHER_FORMATS = {
     "rust_model.ot": "a model of rust-bert",
     "*.tflite": "a LiteRT graph",
 }
+# Formats of directories and their readers, in the order of preference.
+_DIRECTORIES = (
+    ("sentence-transformers directory", sentence_transformers),
+    ("Hugging Face directory", huggingface),
+    ("keras-hub preset", keras_preset),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,20 +424,19 @@ def _reader_of(path, config_file=None, vocab_file=None):
         )
     directory = pathlib.Path(path)
     name = directory.resolve().name
-    if location := google.find(directory, config_file, vocab_file):
+    known = [(kind, reader) for kind, reader in _DIRECTORIES if reader.is_directory_of(directory)]
+    # A directory of other weights is meant as such, unless it has a configuration of Google too.
+    is_other = known and not (config_file or vocab_file or google.has_config(directory))
+    if not is_other and (location := google.find(directory, config_file, vocab_file)):
         return google, location, f"Google release {name}"
     for flag, value in (("config_file", config_file), ("vocab_file", vocab_file)):
         if value:
             raise UserError(f"--{flag}: only for TensorFlow checkpoints; {path} is none")
     if (directory / _ADAPTER).is_file():  # Also beside the model that it changes.
         raise UserError(f"{directory}: holds {_ADAPTER}, {_OTHER_FORMATS[_ADAPTER]}")
-    for kind, reader in (
-        ("sentence-transformers directory", sentence_transformers),
-        ("Hugging Face directory", huggingface),
-        ("keras-hub preset", keras_preset),
-    ):
-        if reader.is_directory_of(directory):
-            return reader, directory, f"{kind} {name}"
+    if known:
+        kind, reader = known[0]
+        return reader, directory, f"{kind} {name}"
     if directory.is_file():
         raise UserError(
             f"{directory}: is {_other_format(directory) or 'a file'}; expected the directory of a "

@@ -9,7 +9,9 @@ import tensorflow as tf
 from bert_tf import UserError, convert, read_pretrained
 from bert_tf.config import TOKENIZER_SETTINGS
 from bert_tf.weights import name_map
+from tests import sentence_transformers_files as st_files
 from tests import small
+from tests.bert_tf import test_keras_preset
 from tests.bert_tf.test_head_weights import assert_holds
 
 ADAM = ("adam_m", "adam_v", "Adam", "Adam_1", "AdamWeightDecayOptimizer_1")
@@ -130,7 +132,7 @@ def test_a_squad_checkpoint_becomes_a_span_qa_run(tmp_path, config, vocabulary, 
     save(tmp_path / "squad" / "model.ckpt-9", tensors)
     write_files(tmp_path / "files" / "uncased", config, vocabulary)
     path, run = str(tmp_path / "squad" / "model.ckpt-9"), str(tmp_path / "run")
-    with pytest.raises(UserError, match="bert_config.json: no such file; .* or --config_file"):
+    with pytest.raises(UserError, match="bert_config.json: no such file; .* --config_file=FILE"):
         convert.ConvertSettings(path, run).check()
     files = {
         "config_file": str(tmp_path / "files" / "uncased" / "bert_config.json"),
@@ -157,3 +159,36 @@ def test_an_unknown_tensor_and_a_wrong_path_are_rejected(tmp_path, config, vocab
     save(tmp_path / "model.ckpt-1", tensors)
     with pytest.raises(UserError, match="1 weights are missing, the first bert/pooler/dense/bias"):
         read_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("bert_model.ckpt",), ("ckpt",), ("a.ckpt-1", "a.ckpt-2")])
+def test_weights_of_another_format_beside_a_checkpoint_without_its_files_are_read(
+    tmp_path, huggingface_dir, config, vocabulary, names
+):
+    _, tensors = tensors_of(config)
+    for name in names:
+        save(huggingface_dir / name, tensors)
+    if "ckpt" in names:  # As Keras saves it.
+        (huggingface_dir / "checkpoint").write_text('model_checkpoint_path: "ckpt"\n')
+    assert read_pretrained(huggingface_dir).origin == "Hugging Face directory huggingface"
+    # The checkpoint is meant by its prefix, or if its files are there or given.
+    prefix = huggingface_dir / names[0]
+    with pytest.raises(UserError, match="bert_config.json: no such file; .* bert-tf convert "):
+        read_pretrained(prefix)
+    write_files(tmp_path / "files", config, vocabulary)
+    config_file = str(tmp_path / "files" / "bert_config.json")
+    assert read_pretrained(prefix, config_file=config_file).origin.startswith("Google release")
+    if len(names) == 1:
+        given = read_pretrained(huggingface_dir, config_file=config_file)
+        write_files(huggingface_dir, config, vocabulary)
+        there = read_pretrained(huggingface_dir)
+        assert given.source == there.source == "Google release huggingface"
+
+
+def test_embedders_and_presets_beside_a_checkpoint_are_read(tmp_path, config, vocabulary):
+    weights, tensors = tensors_of(config)
+    st_files.write(tmp_path / "embedder", config, vocabulary, first="0_Transformer")
+    test_keras_preset.write(tmp_path / "preset", config, weights)
+    for name in ("embedder", "preset"):
+        save(tmp_path / name / "bert_model.ckpt", tensors)
+        assert_holds(read_pretrained(tmp_path / name).weights, small.random_weights(config))
