@@ -110,7 +110,10 @@ def from_pretrained(pretrained: PretrainedWeights, path: str | os.PathLike[str])
         embedder = {name: pretrained.embedder.get(name) for name in fields}
         return ExportedModel(pretrained, embedder)
     if task is None:
-        return ExportedModel(pretrained, Run.open(path).task if Run.exists(path) else None)
+        if Run.exists(path):
+            run = Run.open(path)
+            task = run.tuned_task(run.checkpoints.best_or_latest_step())
+        return ExportedModel(pretrained, task)
     if task["kind"] not in heads.CLASSES:  # A task type of the user's.
         return ExportedModel(dataclasses.replace(pretrained, task=None), task)
     if heads.is_binary(task):

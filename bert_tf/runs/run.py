@@ -183,6 +183,11 @@ class Run:
             task = format_versions.without_version(read_json_object(task_path), task_path)
         return cls(str(path), config, vocabulary, train, task, is_writer)
 
+    def tuned_task(self, step: int) -> dict[str, Any] | None:
+        """Return the contents of task.json with the values tuned for a checkpoint, or `None`."""
+        tuned = self.checkpoints.info(step).get("tuned") or {}
+        return self.task and {**self.task, **tuned.get("values", {})}
+
     @classmethod
     def create(
         cls,

@@ -385,7 +385,7 @@ def _read_run(run, step):
         embedder = run.task
         weights |= {name: tensors[name] for name in sentence_transformers.dense_names(embedder)}
     elif heads.KERNEL in weights and run.task is not None:
-        task = {**run.task, **(run.checkpoints.info(step).get("tuned") or {}).get("values", {})}
+        task = run.tuned_task(step)
     elif run.task is not None:
         unused = (heads.name_of(run.task["kind"]),)
     return PretrainedWeights(

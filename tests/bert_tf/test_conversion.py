@@ -225,6 +225,9 @@ def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary, cap
     assert json.loads((path / "config.json").read_text())["architectures"] == ["BertModel"]
     report = json.loads((path / "conversion.json").read_text())
     assert report["dropped"] == ["the anomaly detector", "threshold=0.5"]
+    run.checkpoints.set_tuned(0, {"values": {"threshold": 0.25}, "metrics": {}})
+    model = exported_model.from_pretrained(read_pretrained(tmp_path / "run"), tmp_path / "run")
+    assert model.dropped == ["the anomaly detector", "threshold=0.25"]
     path = converted(tmp_path / "run", tmp_path / "again")
     report = json.loads((path / "conversion.json").read_text())
     assert report["source"].endswith("step-00000000 (not used: anomaly detector)")
