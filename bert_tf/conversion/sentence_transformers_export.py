@@ -1,6 +1,7 @@
 """Writer of sentence-transformers directories: embedders, and cross-encoders with a head.
 
-All versions from 2 on read the files; only several poolings in an order of their own need 6.
+Versions from 2 on read the files. Prompts need 2.4, dense layers 3.0.1, and several poolings in an
+order of their own 6.
 
 config.json, model.safetensors, tokenizer files    the encoder, as for transformers
 modules.json, 1_Pooling, 2_Dense, ...              the modules of an embedder
@@ -143,7 +144,10 @@ def _write_cross_encoder(model, directory):
         }
     pretrained = dataclasses.replace(model.pretrained, weights=weights, task=task)
     tensors, _ = huggingface_export.write(ExportedModel(pretrained, task), directory)
-    path = directory / "config.json"
-    entry = {"sentence_transformers": {"activation_fn": _ACTIVATIONS[activation]}}
-    files.atomic_write_json(path, {**read_json_object(path), **entry})
+    path, function = directory / "config.json", _ACTIVATIONS[activation]
+    entries = {
+        "sentence_transformers": {"activation_fn": function},
+        "sbert_ce_default_activation_function": function,  # Of versions before 4.
+    }
+    files.atomic_write_json(path, {**read_json_object(path), **entries})
     return tensors, dropped

@@ -15,6 +15,7 @@ from tests.bert_tf.test_task_heads import write_head
 from tests.huggingface_files import tokenizer_json
 
 ALL = ("Transformer", "Pooling", "Dense", "Normalize")
+SIGMOID = "torch.nn.modules.activation.Sigmoid"
 OLD = {
     "Transformer": "sentence_transformers.models.BERT",
     **{kind: f"sentence_transformers.models.{kind}" for kind in ALL[1:]},
@@ -219,7 +220,7 @@ def test_a_directory_without_an_encoder_is_refused(tmp_path, config, vocabulary)
     [
         ({}, None, ("identity", ["text"])),
         (
-            {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"},
+            {"sbert_ce_default_activation_function": SIGMOID},
             None,
             ("sigmoid", ["text_a", "text_b"]),
         ),
@@ -230,7 +231,7 @@ def test_a_directory_without_an_encoder_is_refused(tmp_path, config, vocabulary)
         ),
         (
             {},
-            {"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.activation.Sigmoid"},
+            {"model_type": "CrossEncoder", "activation_fn": SIGMOID},
             ("sigmoid", ["text_a", "text_b"]),
         ),
     ],
@@ -253,7 +254,7 @@ def test_a_cross_encoder_reads_pairs_and_has_its_activation(
 def test_several_outputs_with_a_sigmoid_are_labels_of_their_own(
     tmp_path, config, vocabulary, count
 ):
-    activation = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}
+    activation = {"sbert_ce_default_activation_function": SIGMOID}
     kernel, _ = write_head(
         tmp_path / "model", config, vocabulary, "SequenceClassification", count, **activation
     )
@@ -327,7 +328,7 @@ def test_an_embedder_is_written_as_it_was_read(tmp_path, config, vocabulary):
 
 
 def test_a_cross_encoder_is_written_as_it_was_read(tmp_path, config, vocabulary):
-    activation = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}
+    activation = {"sbert_ce_default_activation_function": SIGMOID}
     path = tmp_path / "model"
     write_head(path, config, vocabulary, "SequenceClassification", 1, **activation)
     pretrained = read_pretrained(path)
@@ -335,6 +336,10 @@ def test_a_cross_encoder_is_written_as_it_was_read(tmp_path, config, vocabulary)
     assert report["dropped"] == []
     again = read_pretrained(written)
     assert again.task == pretrained.task and again.task["activation"] == "sigmoid"
+    # Versions before 4 read the second entry only.
+    values = json.loads((written / "config.json").read_text())
+    assert values["sentence_transformers"]["activation_fn"] == SIGMOID
+    assert values["sbert_ce_default_activation_function"] == SIGMOID
     np.testing.assert_array_equal(
         again.weights["classifier/kernel"], pretrained.weights["classifier/kernel"]
     )
