@@ -83,16 +83,15 @@ class ExportedModel:
             return {}
         values: dict[str, Any] = {}
         labels = task.get("labels", ())
-        if self.kind in ("regression", "ranking"):
-            labels = ["LABEL_0"]  # Without id2label, transformers would take two outputs.
-        if self.kind in ("classification", "tagging", "regression", "ranking"):
-            values["id2label"] = {str(number): name for number, name in enumerate(labels)}
-            values["label2id"] = {name: number for number, name in enumerate(labels)}
         if self.kind == "classification":
             several = "multi" if task.get("multi_label") else "single"
             values["problem_type"] = f"{several}_label_classification"
-        if self.kind in ("regression", "ranking"):
+        elif self.kind in ("regression", "ranking"):
             values["problem_type"] = "regression"
+            labels = ["LABEL_0"]  # Without id2label, transformers would take two outputs.
+        if labels:
+            values["id2label"] = {str(number): name for number, name in enumerate(labels)}
+            values["label2id"] = {name: number for number, name in enumerate(labels)}
         return {**values, **heads.record_of(task, self.pretrained.weights)}
 
     def tensors(self, column: str, parts: Iterable[str]) -> dict[str, np.ndarray]:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_tf.errors import UserError
-from bert_tf.storage import files
-from bert_tf.text.vocabulary import MAX_BYTES, UNUSED, Vocabulary
+from bert_tf.text.vocabulary import UNUSED, Vocabulary, read_lines
 from bert_tf.weights.sources import PretrainedWeights
 
 _WORDS = "bert/embeddings/word_embeddings"
@@ -25,16 +24,7 @@ def read_words(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         UserError: The file is missing, too large, not UTF-8 or without words.
     """
-    size = files.size(path)
-    if size is None or size > MAX_BYTES:
-        found = "no such file" if size is None else f"{size} bytes"
-        raise UserError(
-            f"{path}: {found}; expected a file of at most {MAX_BYTES} bytes, one word per line"
-        )
-    try:
-        lines = files.read_text(path).split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
+    lines = read_lines(path, "a file with one word per line")
     words = [line.strip() for line in lines if line.strip()]
     if not words:
         raise UserError(f"{path}: no words; expected one word per line")

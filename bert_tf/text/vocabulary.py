@@ -70,17 +70,7 @@ class Vocabulary:
         Raises:
             UserError: The file is missing, too large, not UTF-8 or not a valid vocabulary.
         """
-        size = files.size(path)
-        if size is None:
-            raise UserError(f"{path}: no such file; expected a vocab.txt with one entry per line")
-        if size > MAX_BYTES:
-            raise UserError(f"{path}: {size} bytes; expected a vocab.txt of at most {MAX_BYTES}")
-        try:
-            text = files.read_text(path)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
-        # Not splitlines, which would also split at U+2028.
-        return cls(text.removesuffix("\n").split("\n"), where=str(path))
+        return cls(read_lines(path, "a vocab.txt with one entry per line"), where=str(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the vocabulary to a vocab.txt atomically."""
@@ -158,3 +148,21 @@ class Vocabulary:
 def placeholder(index: int) -> str:
     """Return an entry for an id that no text has."""
     return f"[unused{index}]"
+
+
+def read_lines(path: str | os.PathLike[str], expected: str) -> list[str]:
+    """Return the lines of a text file; `expected` describes it in messages.
+
+    Raises:
+        UserError: The file is missing, too large or not UTF-8.
+    """
+    size = files.size(path)
+    if size is None or size > MAX_BYTES:
+        found = "no such file" if size is None else f"{size} bytes"
+        raise UserError(f"{path}: {found}; expected {expected}, at most {MAX_BYTES} bytes")
+    try:
+        text = files.read_text(path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
+    # Not splitlines, which would also split at U+2028.
+    return text.removesuffix("\n").split("\n")

@@ -20,6 +20,7 @@ from bert_tf.text.vocabulary import Vocabulary
 
 HEADS = ("masked_lm", "next_sentence")
 COMPONENTS = ("bert", *HEADS)  # Of a pretraining model.
+POOLER = frozenset(("bert/pooler/kernel", "bert/pooler/bias"))  # Which some models do not have.
 # Heads of fine-tuned models. Both are "classifier/kernel" and "classifier/bias" here.
 CLASSIFIERS = ("classifier", "span_classifier")
 # Models at Hugging Face whose head uses the pooler.
@@ -194,11 +195,6 @@ def weight_shapes(
     return {row.ours: row.shape for row in table(config, part, units)}
 
 
-def pooler_names(config: BertConfig) -> set[str]:
-    """Return our names of the pooler's weights."""
-    return {row.ours for row in table(config) if row.ours.startswith("bert/pooler/")}
-
-
 def export_tensors(
     config: BertConfig, column: str, weights: Mapping[str, np.ndarray], parts: Iterable[str]
 ) -> dict[str, np.ndarray]:
@@ -215,11 +211,10 @@ def export_tensors(
             shape.
     """
     result = {}
-    optional = pooler_names(config)
     units = np.size(weights.get("classifier/bias", ()))
     for part in parts:
         for row in table(config, part, units):
-            if row.ours in optional and optional.isdisjoint(weights):
+            if row.ours in POOLER and POOLER.isdisjoint(weights):
                 continue
             theirs = getattr(row, column)
             if theirs is None:
@@ -281,7 +276,7 @@ def rename(model: StoredModel) -> tuple[dict[str, np.ndarray], list[str]]:
             f"{_remedy(left_over, config, next(iter(columns['bert'])))}"
         )
     if column == "huggingface" and not WITH_POOLER & set(architectures(values)):
-        pooler = {theirs for theirs, name in columns["bert"].items() if "/pooler/" in name}
+        pooler = {theirs for theirs, name in columns["bert"].items() if name in POOLER}
         if pooler.isdisjoint(tensors):
             columns["bert"] = {k: v for k, v in columns["bert"].items() if k not in pooler}
     result: dict[str, np.ndarray] = {}

@@ -50,7 +50,6 @@ _OLD_POOLING = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 ACTIVATIONS = {"Tanh": "tanh", "Identity": "identity"}  # Of dense layers.
-HEAD_ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "identity"}  # Of cross-encoders.
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 # Settings of a module or encoder, accepted only with the values that we implement.
 _OF_POOLING = {"include_prompt": True}
@@ -211,8 +210,8 @@ def match_dense(
 def head_activation(path: pathlib.Path, values: Mapping[str, Any]) -> str | None:
     """Return the activation of a cross-encoder, or `None` if the directory holds none.
 
-    It is "sigmoid", "identity", or the name of another one. `values` are those of config.json,
-    where versions before 6 have it.
+    It is "sigmoid", "identity", or the name of another one in lower case. `values` are those of
+    config.json, where versions before 6 have it.
 
     Raises:
         UserError: A setting of the cross-encoder changes its scores and cannot be honoured.
@@ -229,10 +228,8 @@ def head_activation(path: pathlib.Path, values: Mapping[str, Any]) -> str | None
         values.get("sbert_ce_default_activation_function"),
     ]
     name = next((str(one) for one in found if one is not None), None)
-    if name is None:
-        return None
-    last = name.rpartition(".")[2]
-    return HEAD_ACTIVATIONS.get(last, last)
+    # Such as torch.nn.modules.activation.Sigmoid.
+    return None if name is None else name.rpartition(".")[2].lower()
 
 
 def _model_type(path):

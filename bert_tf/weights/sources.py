@@ -315,7 +315,7 @@ def _read(path, config_file, vocab_file, labels, pairs):
     weights, unused_tensors = name_map.rename(stored)
     config, is_embedder = stored.config, reader is sentence_transformers
     found: dict[str, Any] = {}  # Further fields of `PretrainedWeights`.
-    if name_map.pooler_names(config).isdisjoint(weights):
+    if name_map.POOLER.isdisjoint(weights):
         weights |= _new_pooler(config)
         found["initialized"] = ("pooler",)
     if not is_embedder:

@@ -120,7 +120,7 @@ def test_positions_repeat_from_the_first(pretrained):
         (b"", "no words; expected one word per line"),
         (b"\n \n", "no words; expected one word per line"),
         (b"\xff", "not UTF-8 at byte 0"),
-        (None, "no such file; expected a file of at most"),
+        (None, "no such file; expected a file with one word per line, at most"),
     ],
 )
 def test_a_file_without_words_is_rejected(tmp_path, content, message):

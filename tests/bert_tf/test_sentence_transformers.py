@@ -270,7 +270,7 @@ def test_another_activation_of_a_cross_encoder_is_named(tmp_path, config, vocabu
     write_head(path, config, vocabulary, "SequenceClassification", count, **activation)
     pretrained = read_pretrained(path)
     assert pretrained.task is None
-    assert "activation Tanh: expected one of identity, sigmoid" in pretrained.origin
+    assert "activation tanh: expected one of identity, sigmoid" in pretrained.origin
 
 
 @pytest.mark.parametrize(
