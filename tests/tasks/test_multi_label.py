@@ -59,6 +59,18 @@ def test_unknown_labels_among_several_are_reported(tmp_path):
         from_data(path, multi_label=True, labels=("a", "b")).load_examples(path)
 
 
+def test_multi_hot_rows_are_no_names(tmp_path):
+    table = small.write_rows(tmp_path / "a.csv", [("t", "a|b"), ("t", "b|a|b")])
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"text": "t", "label": [0, 1]}\n{"text": "t", "label": [0, 1, 0]}\n')
+    for path, message in (
+        (table, "a.csv:3: column 'label' has 'b' twice; write the names of a row's labels"),
+        (lines, "a.jsonl:2: column 'label' has '0' twice; write the names.* instead of 0 and 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            from_data(path, multi_label=True)
+
+
 def test_metrics_of_several_labels_equal_their_definitions():
     rng = np.random.default_rng(4)
     logits = rng.normal(0, 2, (60, 4)).astype(np.float32)

@@ -405,7 +405,7 @@ class ClassificationTask(LabelledTextTask):
         return self.labels[label]
 
     def names_in(self, value: str | list[str]) -> list[str]:
-        """Return the names in a label column; raises ValueError if one is empty."""
+        """Return the names in a label column; raises ValueError if one is empty or repeated."""
         if isinstance(value, list):
             names = value
         elif self.multi_label:
@@ -417,6 +417,12 @@ class ClassificationTask(LabelledTextTask):
             several = f", or several separated by {BETWEEN_LABELS}" if self.multi_label else ""
             empty = "contains an empty label" if self.multi_label else "is empty"
             raise ValueError(f"column {self.label_column!r} {empty}; expected a label{several}")
+        # Multi-hot rows would otherwise have the two labels 0 and 1.
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(
+                f"column {self.label_column!r} has {twice[0]!r:.80} twice; write the names of a "
+                "row's labels, each once, instead of 0 and 1"
+            )
         return names
 
     @property
