@@ -286,6 +286,16 @@ def test_an_embedder_keeps_its_pooling_and_dense_layers(tmp_path, config, vocabu
     assert finetune(settings).path == str(tmp_path / "run")  # Finished: nothing to do.
 
 
+@pytest.mark.parametrize("given", [{}, {"truncation": "head_tail"}])
+def test_the_truncation_is_that_of_the_flag(model, tmp_path, given):
+    (tmp_path / "pairs.csv").write_text(FILES["pairs.csv"])
+    task = dataclasses.replace(model.task, truncation="tail", pooling="cls")
+    run = TextEmbedder(task, model.config, model.vocabulary).save_run(tmp_path / "run")
+    options = {"max_seq_length": 8, **SimilarityTask.options_of_weights(run.path, given), **given}
+    task = SimilarityTask.from_data(tmp_path / "pairs.csv", **options)
+    assert (task.truncation, task.pooling) == (given.get("truncation", "head"), "cls")
+
+
 def test_dense_layers_of_other_sizes_are_linear(tmp_path, config, vocabulary):
     directory = sentence_transformers_files.write(
         tmp_path / "embedder", config, vocabulary, kinds=("Transformer", "Pooling", "Dense")

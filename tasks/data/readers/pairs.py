@@ -24,6 +24,7 @@ from tasks.data.readers.rows import (
 PAIR_COLUMNS = ("anchor", "positive")
 _NEGATIVES = re.compile(r"negatives?|negative_\d+")  # Numbered ones as in sentence-transformers.
 _SCORES = ("score", "label")
+SCORED = ("cosent", "cosine")  # Losses of pairs with a score.
 
 
 def negative_columns(names: Iterable[Any]) -> tuple[str, ...]:
@@ -41,7 +42,8 @@ def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[E
         labelled: Whether to read pairs and labels; otherwise texts, see `read_texts`.
         **task: Values of a task.json: "pair_columns", "text_columns" other than ("text",),
             "negatives_column" and "label_column" name columns; otherwise they are found by their
-            names. With "has_teacher", texts may have no label.
+            names. Whether pairs in "pair_columns" have scores depends on "loss". With
+            "has_teacher", texts may have no label.
 
     Yields:
         A `BadRow`, or an `Example` with the label as it is written, or `None`. The "text" of a
@@ -93,7 +95,12 @@ def _columns(task, file):
     given = tuple(task.get("pair_columns") or task.get("text_columns", ("text",)))
     label, column = task.get("label_column"), task.get("negatives_column")
     there = _columns_of_first_row(file)
+    score = label or next((name for name in _SCORES if name in there), None)
     if len(given) == 2:
+        if task.get("pair_columns") and "loss" in task:  # Of a run.
+            label = label or ((score or _SCORES[0]) if task["loss"] in SCORED else None)
+        elif given != PAIR_COLUMNS and column is None:
+            label = score
         return given, () if label else _columns_of_negatives(file, column, there), label
     if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
         return PAIR_COLUMNS, _columns_of_negatives(file, column, there), None
@@ -103,7 +110,6 @@ def _columns(task, file):
         return given, (), None
     if given != ("text",):
         return given, (), label or "label"
-    score = label or next((name for name in _SCORES if name in there), None)
     if "text_a" in there and "text_b" in there and score:
         return ("text_a", "text_b"), (), score
     if "text" in there and (label or "label" in there):

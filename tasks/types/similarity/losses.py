@@ -14,7 +14,6 @@ import tensorflow as tf
 from tasks.types.similarity.embedding_model import cosine, normalized
 
 LOSSES = ("contrastive", "cosent", "cosine", "triplet")
-SCORED = ("cosent", "cosine")  # Those of pairs with a score.
 NO_TEXT = -1  # The number of a missing text, such as of a row with fewer negatives than others.
 # Added to the score of a text that is no candidate: its probability is 0 in float32.
 _EXCLUDED = -1e9

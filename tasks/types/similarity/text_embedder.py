@@ -30,7 +30,7 @@ from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, che
 from tasks.base.task_types import read_rows_of
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list, columns_of, is_missing, without_axis
-from tasks.data.readers.pairs import PAIR_COLUMNS, negative_columns
+from tasks.data.readers.pairs import PAIR_COLUMNS, SCORED, negative_columns
 from tasks.data.readers.rows import (
     BadRow,
     Example,
@@ -56,7 +56,6 @@ from tasks.types.similarity.embedding_model import (
 from tasks.types.similarity.losses import (
     LOSSES,
     NO_TEXT,
-    SCORED,
     embedding_loss,
     vector_distance,
 )
@@ -134,7 +133,9 @@ class SimilarityTask(TextTask):
     def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the pooling, dense layers, normalization and prompts of an embedder."""
         settings = sources.embedder_settings(path)
-        options = {name: settings[name] for name in FIELDS if name in settings}
+        # --truncation has its own default, which cannot be told from a flag of that value.
+        fields = [name for name in FIELDS if name in settings and name != "truncation"]
+        options = {name: settings[name] for name in fields}
         units = _integers("dense_units", given.get("dense_units", ()))
         # Layers of other sizes are new ones, which have no activation by default.
         if units and units != tuple(options.get("dense_units", ())):

@@ -67,3 +67,23 @@ def test_rows_of_json_may_have_more_negatives_than_the_first_one(write):
     lines = "".join(json.dumps({"anchor": "a", "positive": "b", **row}) + "\n" for row in rows)
     texts = [row for row, _ in read({}, write(lines, "rows.jsonl"))]
     assert texts == [["a", "b"], ["a", "b", "c"], ["a", "b", "d", "e"]]
+
+
+def test_names_of_columns_do_not_change_what_is_learned(write):
+    scored, named = write("s1,s2,score\na,b,0.5\n"), {"text_columns": ("s1", "s2")}
+    assert read(named, scored) == [(["a", "b"], "0.5")]
+    assert read(named, write("s1,s2,label\na,b,1\n", "label.csv")) == [(["a", "b"], "1")]
+    assert read(named, write("s1,s2,negative\na,b,c\n", "n.csv")) == [(["a", "b", "c"], None)]
+    with_negatives = write("s1,s2,n,score\na,b,c,1\n", "both.csv")
+    assert read({**named, "negatives_column": "n"}, with_negatives) == [(["a", "b", "c"], None)]
+    anchors = write("anchor,positive,score\na,b,0.5\n", "anchors.csv")
+    assert read({"text_columns": ("anchor", "positive")}, anchors) == [(["a", "b"], None)]
+    assert read({}, anchors) == [(["a", "b"], None)]
+
+
+def test_the_loss_of_a_run_says_whether_its_pairs_have_scores(write):
+    scored, run = write("s1,s2,score\na,b,0.5\n"), {"pair_columns": ["s1", "s2"]}
+    assert read({**run, "loss": "contrastive"}, scored) == [(["a", "b"], None)]
+    assert read({**run, "loss": "cosine"}, scored) == [(["a", "b"], "0.5")]
+    with pytest.raises(UserError, match=r"pairs\.csv:2: no column 'score'"):
+        read({**run, "loss": "cosent"}, write("s1,s2\na,b\n", "pairs.csv"))
