@@ -30,6 +30,7 @@ from tasks.data.readers.rows import (
 )
 
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+_LETTERS = tuple(string.ascii_uppercase)
 
 
 def read_choices(
@@ -46,8 +47,8 @@ def read_choices(
               label, from 0. The prompt is sent1, a choice is sent2 followed by an ending.
             - "arc": .csv without a header: question, two or more choices, answer as a letter or as
               a number from 1. Rows with fewer choices are padded with empty fields. Unlabelled,
-              the last field exists and is ignored. Published rows without choices, or with an
-              answer that is not among the choices, are known bad rows.
+              answers are ignored, or missing in all rows. Published rows without choices, or with
+              an answer that is not among the choices, are known bad rows.
             - "rows": .jsonl with "prompt" or "question", "choices" (two or more) and either
               "label", a number from 0 or a letter, or "answerKey", a letter or a number from 1.
               ARC's own "question": {"stem", "choices": [{"label", "text"}, ...]} is read too.
@@ -93,18 +94,32 @@ def _swag_choice(labelled, values, location):
 
 
 def _read_arc(file, labelled):
+    has_answers = labelled or _has_answers(file)
     for number, fields in csv_rows(file):
         if not fields:
             continue
-        yield good_or_bad(f"{file}:{number}", fields, _arc_choice, labelled)
+        yield good_or_bad(f"{file}:{number}", fields, _arc_choice, labelled, has_answers)
 
 
-def _arc_choice(fields, labelled, location):
-    if len(fields) < 4:
+def _has_answers(file):
+    """Return whether most rows of ARC end with what may be an answer, empty fields aside."""
+    rows = (row for _, row in csv_rows(file) if row and not isinstance(row, RowError))
+    found = [_may_be_answer(row) for row in rows if row[-1].strip()]
+    return 2 * sum(found) >= len(found)
+
+
+def _may_be_answer(fields):
+    """Return whether the last field is a letter, or the number of one of the choices before it."""
+    answer, count = as_label(fields[-1]), sum(bool(field.strip()) for field in fields[1:-1])
+    return answer.upper() in _LETTERS or answer in map(str, range(1, count + 1))
+
+
+def _arc_choice(fields, labelled, has_answers, location):
+    if has_answers and len(fields) < 4:
         raise RowError(
             f"expected a question, at least 2 choices and the answer, received {len(fields)} fields"
         )
-    prompt, *choices, answer = fields
+    prompt, *choices, answer = fields if has_answers else [*fields, ""]
     # Rows with fewer choices are padded with empty fields to the width of the file.
     while choices and not choices[-1].strip():
         choices.pop()
@@ -116,8 +131,13 @@ def _arc_choice(fields, labelled, location):
             row = dataclasses.replace(row, label=_choice_index(answer, len(choices), 1))
         except RowError as error:
             # A letter beyond the last choice occurs in published files; all else is a user error.
-            is_known = as_label(answer) in tuple(string.ascii_uppercase)
+            is_known = as_label(answer) in _LETTERS
             raise (KnownRowError if is_known else RowError)(str(error)) from None
+    elif answer.strip() and not _may_be_answer(fields):
+        raise RowError(
+            f"the last field {answer!r:.80}: expected the answer, as in other rows, or no answers "
+            "in the file"
+        )
     return row
 
 

@@ -193,3 +193,29 @@ def test_a_bad_first_line_does_not_choose_the_format_of_rows_to_predict(tmp_path
     bad, good = read_choices(path, labelled=False, file_format="swag")
     assert bad.location == f"{path}:1"
     assert good == choice("He.", ["He a", "He b", "He c", "He d"], None, f"{path}:2")
+
+
+def test_rows_of_arc_need_no_answers_to_be_predicted(tmp_path):
+    path = tmp_path / "arc.csv"
+
+    def choices_of(text):
+        path.write_text(text)
+        rows = read_choices(path, labelled=False, file_format="arc")
+        return [row if isinstance(row, BadRow) else row.texts["choices"] for row in rows]
+
+    assert choices_of("Q,ant,bee,cat\nQ,ant,bee,,\nQ,1,2,3\n") == [
+        ["ant", "bee", "cat"],
+        ["ant", "bee"],
+        ["1", "2", "3"],
+    ]
+    assert choices_of("Q,7,8,9\nQ,ant,bee\n") == [["7", "8", "9"], ["ant", "bee"]]
+    # Answers may be missing, and a letter may be that of no choice, as in published rows.
+    answered = "Q,ant,bee,cat,B\nQ,ant,bee,,2\nQ,ant,bee,cat,E\nQ,ant,bee,cat,\n"
+    of_three = ["ant", "bee", "cat"]
+    assert choices_of(answered) == [of_three, ["ant", "bee"], of_three, of_three]
+    *_, bad = choices_of(f"{answered}Q,ant,bee,cat,dog\n")
+    assert bad.location == f"{path}:5"
+    assert bad.message.startswith("the last field 'dog': expected the answer, as in other rows")
+    assert choices_of("Q,ant\n") == [
+        BadRow(f"{path}:1", "expected at least two choices, received 1")
+    ]
