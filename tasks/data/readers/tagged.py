@@ -92,6 +92,8 @@ def read_tagged(
     """
     file = data_file(source)
     text_column = text_column or text_columns[0]
+    if file.suffix == ".json":
+        raise UserError(f"{file}: expected an object per line, in a file that ends in .jsonl")
     if file.suffix == ".jsonl":
         items = _json_items(file, text_column, labelled)
     elif not labelled and has_columns(file, [text_column]):  # A .tsv may be a column file.
@@ -100,9 +102,14 @@ def read_tagged(
         raise UserError(
             f"{file}: expected tags in a column file or in .jsonl, received {file.suffix}"
         )
-    elif not labelled and file.suffix == ".tsv" and _is_table(file):
-        _, header = next(tsv_rows(file))
-        raise UserError(f"{file}:1: {no_column(text_column, header)}")
+    elif not labelled and _is_table(file):
+        if file.suffix == ".tsv":
+            _, header = next(tsv_rows(file))
+            raise UserError(f"{file}:1: {no_column(text_column, header)}")
+        raise UserError(
+            f"{file}: expected a word per line, and blank lines between sentences; write texts to "
+            f"a .csv, .tsv or .jsonl file with the column {text_column!r}"
+        )
     else:
         items = _sentences(file, labelled)
     yield from not_empty(items, file)
@@ -157,11 +164,13 @@ def _layout(file):
 
 
 def _is_table(file):
-    """Return whether a file has columns, but neither tags nor an end of a sentence."""
+    """Return whether a file has lines of several columns or words, but no tags or sentences."""
     layout = _layout(file)
-    if not layout or not layout.is_tabbed or layout.has_tags:
+    if not layout or layout.width == 1 or layout.has_tags:
         return False
-    return all(line for _, line in _lines(file))
+    blocks = itertools.groupby(bool(line) for _, line in _lines(file))
+    lengths = [sum(lines) for is_block, lines in blocks if is_block]
+    return len(lengths) == 1 or max(lengths) == 1  # A text per line may be followed by a blank one.
 
 
 def _lines(file):

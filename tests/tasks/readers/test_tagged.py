@@ -329,3 +329,30 @@ def test_wnut17_is_read_completely(data_dir, name, sentences, words):
     assert len(found) == sentences
     assert sum(len(row.label.words) for row in found) == words
     assert len({tag for row in found for tag in row.label.tags}) == 13
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["my name is Bob\n", "my name is Bob\nhi all\n\n", "my name is Bob\n\nhi all\n", "a\tb\n"],
+)
+def test_texts_are_no_column_file(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(UserError, match=r"a\.txt: expected a word per line.*the column 'body'"):
+        list(read_tagged(tmp_path / "a.txt", labelled=False, text_column="body"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Ann NNP B-PER\nmet VBD O\n", "Ann NNP\nmet VBD\n\nBob NNP\n", "Ann\nmet\n", "Ann B-PER\n"],
+)
+def test_words_are_a_column_file_of_any_suffix(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text)
+    first, *_ = raise_bad_rows(read_tagged(tmp_path / "a.txt", labelled=False))
+    assert first.texts["text"] in ("Ann met", "Ann")
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_json_lines_have_their_suffix(tmp_path, labelled):
+    (tmp_path / "a.json").write_text('{"text": "Ann", "entities": []}\n')
+    with pytest.raises(UserError, match=r"a\.json: expected an object per line, in a file that en"):
+        list(read_tagged(tmp_path / "a.json", labelled))
