@@ -256,7 +256,7 @@ def match_head(
         UserError: The head does not fit the task; the message says why.
     """
     # A cross-encoder ranks the texts that it reads with a query.
-    is_cross_encoder = source["kind"] == "regression" and len(source["text_columns"]) == 2
+    is_cross_encoder = source["kind"] == "regression" and reads_pairs(source)
     if source["kind"] != task["kind"] and not (task["kind"] == "ranking" and is_cross_encoder):
         raise UserError(f"expected a head of task {task['kind']}, received {source['kind']}")
     if bool(source.get("multi_label")) != bool(task.get("multi_label")):

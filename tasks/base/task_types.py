@@ -16,6 +16,7 @@ from typing import Any
 from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
+from tasks.data.readers.glue import GLUE
 from tasks.data.readers.rows import (
     BadRow,
     Example,
@@ -110,10 +111,9 @@ class Dataset:
 DATASETS = {
     # GLUE (Wang et al. 2019): columns, labels and metrics are in tasks/data/readers/glue.py.
     **{
-        name: Dataset("classification", {"file_format": name})
-        for name in ("cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli")
+        name: Dataset(task.kind, {"file_format": name, "text_columns": task.keys})
+        for name, task in GLUE.items()
     },
-    "stsb": Dataset("regression", {"file_format": "stsb"}),
     "conll": Dataset("tagging", {}),
     "squad": Dataset("span_qa", {"may_be_impossible": False}),
     "squad2": Dataset("span_qa", {"may_be_impossible": True}),

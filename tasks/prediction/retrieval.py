@@ -17,7 +17,7 @@ from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
 from bert_tf.storage import strict_json
 from bert_tf.system.progress import Progress
-from bert_tf.weights import sources
+from bert_tf.weights import heads, sources
 from tasks.data.readers.retrieval import Relevance, RetrievalDataset
 from tasks.metrics.retrieval import DEPTH, nearest, nearest_in_blocks, normalized, retrieval_metrics
 from tasks.prediction.outputs import in_batches
@@ -141,7 +141,7 @@ def open_ranker(path: str) -> TextRanker:
         return load_model(path)
     pretrained = sources.read_pretrained(path)
     source = pretrained.task or {}
-    is_cross_encoder = source.get("kind") == "regression" and len(source["text_columns"]) == 2
+    is_cross_encoder = source.get("kind") == "regression" and heads.reads_pairs(source)
     # Converted rankers say that they are.
     if not is_cross_encoder and source.get("kind") != "ranking":
         raise UserError(

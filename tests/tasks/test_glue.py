@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError
+from bert_tf import UserError, read_pretrained
+from bert_tf.weights import heads
+from tasks import TextRegressor
 from tasks.base.task import task_class
 from tasks.base.task_types import DATASETS
 from tasks.finetuning.recipe import finetune
 from tasks.graph.pipeline import ServingFunctions
 from tasks.model.loading import load_model
 from tasks.prediction.outputs import submit
+from tasks.prediction.retrieval import check_ranker, open_ranker, rerank
 from tests import small
 
 _OF_NLI = "index\tpromptID\tpairID\tgenre\tp1\tp2\tq1\tq2\tsentence1\tsentence2"
@@ -137,6 +140,7 @@ def test_each_dataset_has_its_labels_metrics_and_submission(tmp_path, name):
     *_, labels, metrics = FORMS[name]
     path = write_labelled(tmp_path / "dev.tsv", name)
     task = task_of(path, name)
+    assert heads.reads_pairs(task.to_dict()) == (len(task.input_names) == 2)
     examples = task.load_examples(path)
     assert len(examples.skipped_rows) == (name == "qqp")
     texts = list(zip(*examples.texts.values(), strict=True))
@@ -163,6 +167,18 @@ def test_each_dataset_has_its_labels_metrics_and_submission(tmp_path, name):
     )
     lines = [f"{number + 10}\t{labels[number]}" for number in range(2)]
     assert (count, output.read_text().split("\n")) == (2, ["index\tprediction", *lines, ""])
+
+
+@pytest.mark.medium
+def test_a_run_of_stsb_reranks(huggingface_dir, tmp_path):
+    task = task_of(write_labelled(tmp_path / "dev.tsv", "stsb"), "stsb")
+    model = TextRegressor.from_weights(read_pretrained(huggingface_dir), task)
+    model.has_new_head = False  # Any head has scores.
+    run = model.save_run(tmp_path / "run").path
+    check_ranker(run)
+    (first, score), _ = rerank(open_ranker(run), "the bill", ["my app", "is high"])
+    values = model.predict((["the bill"] * 2, ["my app", "is high"]))["value"]
+    assert (first, score) == (np.argmax(values), pytest.approx(max(values), abs=1e-5))
 
 
 def test_f1_and_matthews_use_the_second_label_as_positive(tmp_path):

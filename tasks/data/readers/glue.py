@@ -38,7 +38,7 @@ class GlueTask:
 
     Attributes:
         columns: Names of the text columns.
-        label_column: Name of the label column; `None` if no labels are published.
+        label_column: Name of the label column.
         labels: Labels in their published order; empty for regression.
         metrics: Published metrics.
         columns_without_header: All columns of train and dev files without a header.
@@ -47,7 +47,7 @@ class GlueTask:
     """
 
     columns: tuple[str, ...]
-    label_column: str | None
+    label_column: str
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
     columns_without_header: tuple[str, ...] = ()
@@ -92,8 +92,6 @@ GLUE = {
     "qnli": GlueTask(("question", "sentence"), "label", _ENTAILMENT, ("accuracy",)),
     "rte": GlueTask(_SENTENCES, "label", _ENTAILMENT, ("accuracy",)),
     "wnli": GlueTask(_SENTENCES, "label", _BINARY, ("accuracy",)),
-    # The diagnostic set has no labels; a model of MNLI predicts it.
-    "ax": GlueTask(_SENTENCES, None, _NLI, ("matthews",)),
 }
 _INDEX_COLUMNS = ("index", "id")
 _HIGHEST_SCORE = 5.0
@@ -158,8 +156,6 @@ def _column_indices(name, file, labelled, header):
     task = GLUE[name]
     keys = dict(zip(task.keys, task.columns, strict=True))
     if labelled:
-        if task.label_column is None:
-            raise UserError(f"{file}: {name} has no published labels to read")
         keys["label"] = task.label_column
     for column in keys.values():
         if column not in header:

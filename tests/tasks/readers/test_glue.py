@@ -93,15 +93,6 @@ def test_each_task_is_read_with_labels_without_labels_and_for_testing(tmp_path, 
         list(read_glue(test, file_format=name))
 
 
-def test_the_diagnostic_set_has_no_labels(tmp_path):
-    path = tmp_path / "diagnostic.tsv"
-    path.write_text(f"{PAIR}\n3\ta\tb\n")
-    (row,) = read_glue(path, labelled=False, file_format="ax")
-    assert values_of(row) == {"text_a": "a", "text_b": "b", "index": "3"}
-    with pytest.raises(UserError, match="ax has no published labels"):
-        list(read_glue(path, file_format="ax"))
-
-
 def test_entities_are_converted_in_every_format(tmp_path):
     labelled, test = FILES["qqp"][0], FILES["qqp"][2]
     for name, content, is_labelled in (
@@ -197,12 +188,11 @@ def test_the_table_equals_the_published_one():
     assert labels == {
         **dict.fromkeys(("cola", "sst2", "mrpc", "qqp", "wnli"), binary),
         **dict.fromkeys(("qnli", "rte"), entailment),
-        **dict.fromkeys(("mnli", "ax"), nli),
+        "mnli": nli,
         "stsb": (),
     }
     assert {name: task.metrics for name, task in GLUE.items() if task.metrics != ("accuracy",)} == {
         "cola": ("matthews",),
-        "ax": ("matthews",),
         "mrpc": ("accuracy", "f1"),
         "qqp": ("accuracy", "f1"),
         "stsb": ("pearson", "spearman"),
