@@ -59,6 +59,14 @@ _TRAIN_KINDS: dict[str, type] = {
     "threads": int,
     "teacher": dict,
 }
+# Types of the entries of task.json that readers of files use, if they are not null.
+_TASK_KINDS: dict[str, type] = {
+    "max_seq_length": int,
+    "file_format": str,
+    "text_column": str,
+    "label_column": str,
+    "negatives_column": str,
+}
 _TRAIN_FIELDS = {*_TRAIN_KINDS, "data", "vocabulary_sha256", "tokenizer_tables_sha256"}
 
 
@@ -178,9 +186,7 @@ class Run:
         for name, kind in _TRAIN_KINDS.items():
             if name in train:
                 strict_json.field(train, name, kind, train_path)
-        task = None
-        if files.exists(task_path):
-            task = format_versions.without_version(read_json_object(task_path), task_path)
+        task = read_task(task_path) if files.exists(task_path) else None
         return cls(str(path), config, vocabulary, train, task, is_writer)
 
     def tuned_task(self, step: int) -> dict[str, Any] | None:
@@ -413,6 +419,26 @@ class Run:
                     if metrics["step"] == step:
                         self._write_event(metrics)
             files.atomic_write_text(path, "".join(f"{line}\n" for line, _ in kept))
+
+
+def read_task(path: str) -> dict[str, Any]:
+    """Return the contents of a task.json.
+
+    Raises:
+        UserError: If the task type is missing, or an entry that readers of files use is invalid.
+    """
+    task = format_versions.without_version(read_json_object(path), path)
+    strict_json.field(task, "kind", str, path)
+    for name, kind in _TASK_KINDS.items():
+        if task.get(name) is not None:
+            strict_json.field(task, name, kind, path)
+    for name, counts in (("text_columns", (1, 2)), ("pair_columns", (0, 2))):
+        if name not in task:
+            continue
+        columns = strict_json.field(task, name, list, path)
+        if len(columns) not in counts or not all(isinstance(column, str) for column in columns):
+            raise UserError(f'{path}: "{name}" is {columns!r:.80}; expected names of columns')
+    return task
 
 
 def check_free(path: str | os.PathLike) -> None:

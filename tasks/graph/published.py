@@ -8,8 +8,8 @@ from typing import Any
 
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
-from bert_tf.runs.run import Run
-from bert_tf.storage import files, format_versions
+from bert_tf.runs.run import Run, read_task
+from bert_tf.storage import files, format_versions, strict_json
 
 TASK_OF_VERSION = "assets.extra/task.json"
 EXPORT_OF_VERSION = "assets.extra/export.json"
@@ -68,7 +68,8 @@ def published_device(version: str | os.PathLike[str]) -> str | None:
     path = os.path.join(version, EXPORT_OF_VERSION)
     if not files.exists(path):
         return None
-    return format_versions.without_version(read_json_object(path), path)["device"]
+    values = format_versions.without_version(read_json_object(path), path)
+    return strict_json.field(values, "device", str, path)
 
 
 def published_task(version: str) -> dict[str, Any]:
@@ -76,4 +77,4 @@ def published_task(version: str) -> dict[str, Any]:
     path = os.path.join(version, TASK_OF_VERSION)
     if not files.exists(path):
         raise UserError(f"{path}: no such file; expected a version that bert_tf published")
-    return format_versions.without_version(read_json_object(path), path)
+    return read_task(path)

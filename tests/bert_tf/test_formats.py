@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import zipfile
 
 import pytest
@@ -15,7 +16,12 @@ from bert_tf.system import command
 from bert_tf.weights import heads
 from export.litert import archive
 from tasks.base.task import task_from_dict
-from tasks.graph.published import TASK_OF_VERSION, published_task
+from tasks.graph.published import (
+    EXPORT_OF_VERSION,
+    TASK_OF_VERSION,
+    published_device,
+    published_task,
+)
 from tasks.prediction.outputs import OutputManifest
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests.corpus import settings_of
@@ -146,3 +152,32 @@ def test_a_converted_task_of_an_earlier_version_is_restored():
     with pytest.warns(UserWarning, match="recorded task, whose field newer is unknown"):
         values = heads.record_of({**record, "newer": 1})
         assert heads._recorded(values, template, 8, {}) == template
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": ...}, 'task.json: no "kind"'),
+        ({"kind": 5}, 'task.json: "kind" is 5; expected a string'),
+        ({"max_seq_length": "8"}, "\"max_seq_length\" is '8'; expected an integer"),
+        ({"file_format": []}, '"file_format" is []; expected a string'),
+        ({"label_column": ["a"]}, "\"label_column\" is ['a']; expected a string"),
+        ({"text_columns": 5}, '"text_columns" is 5; expected a list'),
+        ({"text_columns": []}, '"text_columns" is []; expected names of columns'),
+        ({"text_columns": [["a"]]}, "\"text_columns\" is [['a']]; expected names of columns"),
+        ({"pair_columns": ["a"]}, "\"pair_columns\" is ['a']; expected names of columns"),
+    ],
+)
+def test_a_damaged_task_is_reported_when_it_is_read(run, written, tmp_path, change, message):
+    edit(run.file("task.json"), **change)
+    edit(tmp_path / "version" / TASK_OF_VERSION, **change)
+    for read in (lambda: Run.open(run.path), lambda: published_task(str(tmp_path / "version"))):
+        with pytest.raises(UserError, match=re.escape(message)):
+            read()
+
+
+def test_a_damaged_record_of_an_export_is_reported(tmp_path):
+    (tmp_path / EXPORT_OF_VERSION).parent.mkdir()
+    (tmp_path / EXPORT_OF_VERSION).write_text("{}")
+    with pytest.raises(UserError, match=r'export\.json: no "device"'):
+        published_device(tmp_path)
