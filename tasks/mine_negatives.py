@@ -12,11 +12,19 @@ differ from one in case or white space alone, are never negatives.
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 
 from bert_tf.errors import UserError
 from bert_tf.storage import paths
 from bert_tf.system import command
-from tasks.data.readers.rows import check_good, raise_bad_rows, read_rows
+from tasks.data.readers.rows import (
+    BadRow,
+    Example,
+    check_good,
+    check_texts,
+    raise_bad_rows,
+    read_rows,
+)
 from tasks.prediction.retrieval import check_embedder, mine_negatives, open_embedder
 
 
@@ -58,9 +66,18 @@ class MineNegativesSettings:
 
     def check(self) -> None:
         """Check pairs, corpus and model without TensorFlow; raises UserError."""
-        check_good(read_rows(self.pairs, (self.anchor_column, self.positive_column)))
+        check_good(self.read_pairs())
         check_good(read_rows(self.corpus, (self.text_column,)))
         check_embedder(self.run)
+
+    def read_pairs(self) -> Iterator[Example | BadRow]:
+        """Yield the rows of --pairs, whose texts are the anchor and its positive."""
+
+        def example(values, location):
+            check_texts({f"column {column!r}": text for column, text in values.items()})
+            return Example(values, None, location)
+
+        return read_rows(self.pairs, (self.anchor_column, self.positive_column), make=example)
 
 
 def main(settings: MineNegativesSettings) -> None:
@@ -68,10 +85,8 @@ def main(settings: MineNegativesSettings) -> None:
     from bert_tf.storage.files import atomic_writer
     from bert_tf.storage.ownership import sole_output
 
-    columns = settings.anchor_column, settings.positive_column
-
     def pairs():
-        for row in raise_bad_rows(read_rows(settings.pairs, columns)):
+        for row in raise_bad_rows(settings.read_pairs()):
             yield tuple(row.texts.values())
 
     rows = raise_bad_rows(read_rows(settings.corpus, (settings.text_column,)))
