@@ -40,7 +40,7 @@ from bert_tf.storage.strict_json import field
 from bert_tf.system.command import flag, import_tensorflow
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
-from bert_tf.weights import google, huggingface
+from bert_tf.weights import google, huggingface, sources
 from bert_tf.weights.sentence_transformers import KIND
 from tasks.base.task_types import TaskType, add_task_type, default_settings, read_rows_of
 from tasks.data.readers.glue import GLUE, check_submission, submission_lines
@@ -96,19 +96,16 @@ def write_lines(path: str | os.PathLike, outputs: Iterable[tuple[Any, Any]]) -> 
     return count, bad
 
 
-def write_array(stream: Any, outputs: Iterable[tuple[Any, Any]], count: int) -> int:
+def write_array(stream: Any, outputs: Iterable[tuple[Any, Any]], count: int) -> None:
     """Write the outputs of `outputs_with_progress`, a vector each, as the array of a .npy file.
 
     Args:
         stream: Binary stream that receives the file.
         outputs: Pairs of a row and {name: vector}.
-        count: Number of rows in the header.
-
-    Returns:
-        Number of rows that were written.
+        count: Their number, for the header.
 
     Raises:
-        UserError: At a bad row.
+        UserError: At a bad row, or if there is another number of rows.
     """
     written = 0
     for _, output in outputs:
@@ -125,7 +122,8 @@ def write_array(stream: Any, outputs: Iterable[tuple[Any, Any]], count: int) -> 
             np.lib.format.write_array_header_1_0(stream, header)
         stream.write(vector.tobytes())
         written += 1
-    return written
+    if written != count:
+        raise UserError(f"read {written} rows, expected {count}: the input was changed; rerun")
 
 
 def submit(
@@ -216,8 +214,10 @@ def create_embedder(
 class EmbedderSettings:
     """Flags of the vectors of texts, which must be equal for vectors that are compared."""
 
-    unescape_html: bool = flag(
-        "conversion of HTML character references, such as &amp;, to characters", False
+    unescape_html: bool | None = flag(
+        "conversion of HTML character references, such as &amp;, to characters; default: as for an "
+        "embedder that is a run, else false",
+        None,
     )
     layers: str | None = flag(
         "encoder layers that the vectors are taken from; default: those of an embedder, else last",
@@ -244,6 +244,12 @@ class EmbedderSettings:
         "name of the embedder's prompt before single texts; default: its default prompt", None
     )
 
+    def unescapes_html(self, model: str) -> bool:
+        """Return `unescape_html`, by default that of a model."""
+        if self.unescape_html is None:
+            return bool(sources.embedder_settings(model).get("unescape_html"))
+        return self.unescape_html
+
     def create_embedder(
         self, model: str, num_texts: int = 1, checkpoint: str | None = None
     ) -> TextEmbedder:
@@ -251,12 +257,10 @@ class EmbedderSettings:
 
         `checkpoint` is the name of one of a run, by default the best, else the latest.
         """
-        from bert_tf.weights.sources import read_checkpoint, read_pretrained
-
         return create_embedder(
-            read_checkpoint(Run.open(model), checkpoint, self.do_lower_case)
+            sources.read_checkpoint(Run.open(model), checkpoint, self.do_lower_case)
             if checkpoint
-            else read_pretrained(model, self.do_lower_case),
+            else sources.read_pretrained(model, self.do_lower_case),
             self.layers,
             self.pooling,
             self.max_seq_length,
@@ -608,7 +612,7 @@ class VectorJob(EmbedderSettings, OutputJob):
 
     def rows(self, path: str) -> Iterable[Any]:
         """Return the rows of a file with the columns."""
-        return read_rows(path, self.columns, self.unescape_html)
+        return read_rows(path, self.columns, bool(self.unescape_html))
 
     def embedder(self) -> TextEmbedder:
         """Load the encoder."""
@@ -669,10 +673,7 @@ class VectorJob(EmbedderSettings, OutputJob):
         if not is_array:
             return write_lines(output_path, found)
         with files.atomic_bytes_writer(output_path) as stream:
-            if write_array(stream, found, count) != count:
-                raise UserError(
-                    f"{output_path}: not written: the input changed while it was read; rerun"
-                )
+            write_array(stream, found, count)
         return count, 0
 
 

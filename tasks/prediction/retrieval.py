@@ -6,6 +6,7 @@ candidates, D size of a vector.
 
 from __future__ import annotations
 
+import html
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -94,7 +95,7 @@ def vectors_in_blocks(
 
     Args:
         embedder: The embedder.
-        texts: The texts, read block by block.
+        texts: The texts as in their file, read block by block.
         total: Their number.
         what: What they are, such as "documents".
         log: Callable that takes log lines.
@@ -107,6 +108,8 @@ def vectors_in_blocks(
     prompt = prompt_of(embedder, prompts)
     with Progress(log, what, total) as progress:
         for batch in in_batches(texts, TEXTS_PER_BLOCK):
+            if embedder.task.unescape_html:
+                batch = list(map(html.unescape, batch))
             vectors_nD = embedder.predict(batch, prompt=prompt)
             if not np.isfinite(vectors_nD).all():
                 raise UserError(f"{what}: {strict_json.NOT_FINITE}")

@@ -1,6 +1,7 @@
 """Feature vectors in files: each option against the encoder by hand, order, bad rows."""
 
 import dataclasses
+import io
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from bert_tf import Encoder, UserError
 from bert_tf.storage import files
 from bert_tf.weights.sources import read_pretrained
 from tasks.extract import ExtractSettings
-from tasks.prediction.outputs import VectorJob, create_embedder
+from tasks.prediction.outputs import VectorJob, create_embedder, write_array
 from tasks.types.similarity.embedding_model import LAYERS
 from tests import small
 
@@ -195,3 +196,8 @@ def test_the_command_writes_vectors(huggingface_dir, complaints, run_command, tm
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "out.npy: 9 rows of 12 numbers" in done.stderr
     assert np.load(tmp_path / "out.npy").shape == (9, 12)
+
+
+def test_an_array_of_another_number_of_rows_is_refused():
+    with pytest.raises(UserError, match="read 1 rows, expected 2: the input was changed; rerun"):
+        write_array(io.BytesIO(), [(None, {"vector": [1.0]})], 2)

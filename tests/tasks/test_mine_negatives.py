@@ -35,7 +35,7 @@ ANGLES = {
 class Embedder:
     """Known vectors, of texts that are lower-cased; a blank text is nearest to all."""
 
-    task = types.SimpleNamespace(prompts={"query": "", "document": ""})
+    task = types.SimpleNamespace(prompts={"query": "", "document": ""}, unescape_html=False)
 
     def __init__(self):
         self.seen = []
@@ -51,10 +51,13 @@ def mine(tmp_path, monkeypatch):
     """Return a function from pairs, corpus and options to the negatives of each pair."""
     monkeypatch.setattr(retrieval, "TEXTS_PER_BLOCK", 2)
 
-    def of(pairs, corpus, num_negatives=9, margin=0.0, top_k=9):
+    def of(pairs, corpus, num_negatives=9, margin=0.0, top_k=9, unescape_html=False):
+        embedder = Embedder()
+        prompts = embedder.task.prompts
+        embedder.task = types.SimpleNamespace(prompts=prompts, unescape_html=unescape_html)
         mined = list(
             retrieval.mine_negatives(
-                *(Embedder(), corpus, lambda: pairs),
+                *(embedder, corpus, lambda: pairs),
                 num_negatives=num_negatives,
                 margin=margin,
                 top_k=top_k,
@@ -156,3 +159,23 @@ def test_the_command_writes_a_row_per_pair(huggingface_dir, tmp_path):
         run()
     with pytest.raises(UserError, match="no column 'q'"):
         run("--overwrite", "--anchor_column=q")
+
+
+@pytest.mark.parametrize(("row", "column"), [("a, ", "positive"), (",b", "anchor")])
+def test_blank_anchors_and_positives_are_refused(tmp_path, row, column):
+    """Both task types that read the output refuse them."""
+    (tmp_path / "corpus.csv").write_text("text\na\n")
+    (tmp_path / "pairs.csv").write_text(f"anchor,positive\na,b\n{row}\n")
+    settings = mine_negatives.MineNegativesSettings(
+        run=str(tmp_path / "absent"),
+        pairs=str(tmp_path / "pairs.csv"),
+        corpus=str(tmp_path / "corpus.csv"),
+        output=str(tmp_path / "mined.jsonl"),
+    )
+    with pytest.raises(UserError, match=rf"pairs\.csv:3: column '{column}': expected text, receiv"):
+        settings.check()
+
+
+def test_texts_are_embedded_as_the_embedder_reads_them(mine):
+    """Its run unescapes HTML; the output has the texts of the files."""
+    assert mine([("&#113;", "p1")], ["&#98;", "a"], unescape_html=True) == [["a", "&#98;"]]
