@@ -321,13 +321,13 @@ def csv_rows(file: DataFile) -> Iterator[tuple[int, list[str] | RowError]]:
 
 def _misquoted(fields, lines):
     """Return a `RowError` if a blank comes before the quote of a field, which is then data."""
-    suspects = [field for field in fields if field[:1] in (" ", "\t") and '"' in field]
-    if not any(field.lstrip(" \t").startswith('"') for field in suspects):
+    suspects = [of[:1] in (" ", "\t") and of.lstrip(" \t").startswith('"') for of in fields]
+    if not any(suspects):
         return None
     row, position = "".join(lines), 0
-    for field in fields:
+    for field, is_suspect in zip(fields, suspects, strict=True):
         is_quoted = row.startswith('"', position)
-        if not is_quoted and field[:1] in (" ", "\t") and field.lstrip(" \t").startswith('"'):
+        if is_suspect and not is_quoted:
             return RowError(
                 f"a blank before the quote in {field!r:.40}, which makes the quotes part of the "
                 "text; remove the blank"
