@@ -314,7 +314,14 @@ def test_the_complaints_are_balanced_varied_and_without_questions_of_the_demo():
 def test_settings_know_published_datasets(huggingface_dir, complaints, tmp_path):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run", task="sst2")
     kind, options = settings.task_options()
-    assert (kind, options) == ("classification", {"file_format": "sst2", "max_seq_length": 12})
+    assert (kind, options) == (
+        "classification",
+        {
+            "file_format": "sst2",
+            "text_columns": ("text",),
+            "max_seq_length": 12,
+        },
+    )
     with pytest.raises(UserError, match="--text_column: .* the files of sst2 have fixed columns"):
         dataclasses.replace(settings, text_column="a")
     settings = dataclasses.replace(
