@@ -276,6 +276,10 @@ class Task(abc.ABC):
         """Return the values of task.json, with "kind"."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
+    def for_weights(self, names: Collection[str]) -> Self:
+        """Return the task that pretrained weights of these names can do; by default unchanged."""
+        return self
+
     def with_tuned(self, values: Mapping[str, Any]) -> Self:
         """Return the task with these values of tunable fields; the other tunable fields are `None`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import zipfile
@@ -41,6 +42,7 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         return keras.saving.load_model(path)
     source = RunCheckpoint.open(os.fspath(path), checkpoint)
     weights, train = source.read(), source.run.train
+    source = dataclasses.replace(source, task=source.task.for_weights(weights))
     model = model_class(source.task)(
         source.task,
         source.run.config,
@@ -49,7 +51,6 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         has_new_head=False,
     )
     source.assign(weights, model.network)
-    model.adapt_to(weights)
     model.source = source
     return model
 

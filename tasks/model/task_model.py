@@ -259,6 +259,7 @@ class TaskModel(keras.Model):
         if type(seed) is not int or not 0 <= seed < 2**32:
             raise UserError(f"seed={seed!r:.80}: expected an integer >= 0 and < 2**32")
         with initial_weights_seed(seed):
+            task = task.for_weights(pretrained.weights)
             model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
             head = pretrained.head_for(task.to_dict(), keep_head)
             pretrained.assign_to(model.network, head)
@@ -310,9 +311,6 @@ class TaskModel(keras.Model):
                 )
                 self._serving = ServingFunctions(pipeline)
             return self._serving
-
-    def adapt_to(self, names: Collection[str]) -> None:
-        """Adapt to the weights of a run, of which these are loaded; called by `load_model`."""
 
     # Calls.
 
@@ -1274,11 +1272,15 @@ class TaskModel(keras.Model):
         values = None if task.kind == PRETRAINED else task.with_tuned({}).to_dict()
         with Run.writing(path):
             run = Run.create(path, self.config, self.vocabulary, self.record, values)
-            run.checkpoints.save(0, model_variables(self.network))
+            run.checkpoints.save(0, self._saved_variables())
             if task.tunable_fields and not task.untuned_fields:
                 tuned = {name: getattr(task, name) for name in task.tunable_fields}
                 run.checkpoints.set_tuned(0, {"values": tuned, "metrics": {}})
         return run
+
+    def _saved_variables(self):
+        """Return the variables of a run directory by name."""
+        return model_variables(self.network)
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; the vocabulary is an asset of the preprocessor."""

@@ -20,7 +20,7 @@ from bert_tf.pretraining.model import LOSSES, PretrainingModel
 from bert_tf.text.masked_text import MASK, tokenize_masked
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize, top2_gap
+from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize, described, top2_gap
 from tasks.data.examples import Tensors
 from tasks.data.readers.memory import columns_of
 from tasks.data.windows import Windows, one_window_each, pack_texts
@@ -32,7 +32,13 @@ NUM_PREDICTIONS = 5  # Entries returned per text.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLmTask(Task):
-    """Masked language model: the most probable entries at the first [MASK] of a text."""
+    """Masked language model: the most probable entries at the first [MASK] of a text.
+
+    Attributes:
+        heads: The pretraining heads that have trained weights. Only these are served and saved.
+    """
+
+    heads: tuple[str, ...] = described("pretraining heads of the weights", tuple(LOSSES))
 
     kind = "pretrained"
     has_head = False
@@ -52,6 +58,11 @@ class MaskedLmTask(Task):
         "the run is only pretrained and cannot be evaluated on labelled rows; use "
         "bert-tf pretrain --eval_shards"
     )
+
+    def for_weights(self, names: Collection[str]) -> Self:
+        """See `Task.for_weights`; weights of BertForMaskedLM have no next sentence head."""
+        heads = tuple(head for head in LOSSES if any(name.startswith(f"{head}/") for name in names))
+        return dataclasses.replace(self, heads=heads)
 
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and pack texts, in which the string "[MASK]" is the mask token."""
@@ -79,7 +90,7 @@ class MaskedLmTask(Task):
 
 
 class MaskedLmPipeline(Pipeline):
-    """Pipeline with signatures for both heads: masked_lm, the default, and next_sentence."""
+    """Pipeline with a signature per head: masked_lm, the default, and next_sentence."""
 
     @functools.cached_property
     def signatures(self) -> dict[str, tf.types.experimental.GenericFunction]:
@@ -92,11 +103,10 @@ class MaskedLmPipeline(Pipeline):
         return signatures
 
     def _make_token_functions(self):
-        return {
-            "serving_default": self._at_first_mask,
-            "embed": self._vectors,
-            "next_sentence": self._is_next,
-        }
+        functions = {"serving_default": self._at_first_mask, "embed": self._vectors}
+        if "next_sentence" in self.task.heads:
+            functions["next_sentence"] = self._is_next
+        return functions
 
     def signature_specs(self) -> dict[str, SignatureSpec]:
         """Return the specification of each signature."""
@@ -169,15 +179,6 @@ class MaskedLmPipeline(Pipeline):
         return position_N, has_mask_N1
 
 
-class MaskedLmOnlyPipeline(MaskedLmPipeline):
-    """Pipeline of weights without a next sentence head, such as BertForMaskedLM."""
-
-    def _make_token_functions(self):
-        functions = super()._make_token_functions()
-        del functions["next_sentence"]
-        return functions
-
-
 @keras.saving.register_keras_serializable("bert_tf")
 class MaskedLanguageModel(TaskModel):
     """Masked language model: the most probable tokens at the first [MASK] of a text.
@@ -186,7 +187,9 @@ class MaskedLanguageModel(TaskModel):
         model.fill_masks("The capital of France is [MASK].", top_k=3)[0]["token"]
 
     `fit` and `evaluate` take datasets of `bert_tf.pretraining.model.to_batch`, for both pretraining
-    heads. A run directory records no `max_seq_length`: `load_model` takes all positions.
+    heads. Weights without the next sentence head, as of BertForMaskedLM, are served and saved
+    without it, until `fit` trains both. A run directory records no `max_seq_length`: `load_model`
+    takes all positions.
     """
 
     task_class = MaskedLmTask
@@ -204,10 +207,16 @@ class MaskedLanguageModel(TaskModel):
         check_head(pretrained)
         return super().from_weights(pretrained, task, seed=seed, **kwargs)
 
-    def adapt_to(self, names: Collection[str]) -> None:
-        """Serve no next sentence prediction if a run, as of BertForMaskedLM, has no such head."""
-        if not any(name.startswith("next_sentence/") for name in names):
-            self.pipeline_class = MaskedLmOnlyPipeline
+    def _record_training(self, *arguments):
+        super()._record_training(*arguments)
+        trained = {*self.task.heads, *self._step.losses}
+        heads = tuple(head for head in LOSSES if head in trained)
+        self.preprocessor.task = dataclasses.replace(self.task, heads=heads)
+
+    def _saved_variables(self):
+        absent = tuple(f"{head}/" for head in LOSSES if head not in self.task.heads)
+        variables = super()._saved_variables().items()
+        return {name: variable for name, variable in variables if not name.startswith(absent)}
 
     def fill_masks(self, text: str, top_k: int = 5) -> list[Candidates]:
         """Return the `top_k` most probable tokens at each "[MASK]" of a text, best first.
@@ -220,16 +229,18 @@ class MaskedLanguageModel(TaskModel):
     def predict_next_sentence(self, text_a: Any, text_b: Any) -> np.ndarray:
         """Return the probability that each text_b follows its text_a, float32 `(N,)`.
 
-        Without a next sentence head in the pretrained weights, it is random before `fit`.
-
         Args:
             text_a: N strings.
             text_b: N strings.
 
         Raises:
-            UserError: If the model was loaded from a run without this head.
+            UserError: If the weights have no such head, as of BertForMaskedLM, and `fit` has not
+                trained one.
         """
-        if self.pipeline_class is MaskedLmOnlyPipeline:
-            raise UserError("predict_next_sentence: the run has no next sentence head")
+        if "next_sentence" not in self.task.heads:
+            raise UserError(
+                "predict_next_sentence: the weights have no next sentence head; load others, or "
+                "train both heads with fit"
+            )
         columns = columns_of((text_a, text_b), ("text_a", "text_b"))
         return self.serving.call("next_sentence", columns)["is_next"]

@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tasks
 from bert_tf import UserError, read_pretrained
@@ -69,6 +70,50 @@ def test_a_gpu_predicts_equally_in_packed_rows(pretrained_run, model, monkeypatc
     np.testing.assert_allclose(
         packed.predict_next_sentence(*pair), model.predict_next_sentence(*pair), rtol=1e-4
     )
+
+
+@pytest.fixture
+def masked_lm_only(config, vocabulary):
+    """Return weights without the next sentence head, as of BertForMaskedLM."""
+    weights = small.random_weights(config, parts=("bert", "masked_lm"))
+    return PretrainedWeights(config, vocabulary, weights, "random")
+
+
+def test_a_head_that_the_weights_lack_is_neither_served_nor_saved(masked_lm_only, tmp_path):
+    masked_lm_only.save(tmp_path / "pretrained")
+    model = tasks.MaskedLanguageModel.from_pretrained(tmp_path / "pretrained")
+    run = model.save_run(tmp_path / "run")
+    assert read_pretrained(run.path).heads == ("masked_lm",)
+    loaded = tasks.load_model(run.path)
+    assert loaded.source.is_that_of(loaded.task, loaded.network)
+    loaded.save(tmp_path / "model.keras")
+    for one in (model, loaded, tasks.load_model(tmp_path / "model.keras")):
+        assert set(one.serving.signatures) == {"serving_default", "masked_lm", "tokenize", "embed"}
+        with pytest.raises(UserError, match="the weights have no next sentence head; load others"):
+            one.predict_next_sentence(["the bill"], ["is high"])
+
+
+@pytest.mark.medium
+def test_a_fit_of_both_heads_adds_the_one_that_was_absent(masked_lm_only):
+    task = task_from_dict({"kind": "pretrained", "max_seq_length": 16})
+    model = tasks.MaskedLanguageModel.from_weights(masked_lm_only, task)
+    ids = np.arange(4, 12, dtype=np.int32).reshape(2, 4)
+    positions, labels = np.array([[1], [2]], np.int32), np.array([0, 1], np.int32)
+    x = {"input_ids": ids, "input_mask": np.ones_like(ids), "segment_ids": np.zeros_like(ids)}
+    batches = tf.data.Dataset.from_tensors(
+        (
+            {**x, "masked_lm_positions": positions},
+            {"masked_lm": ids[:, :1], "next_sentence": labels},
+            {"masked_lm": np.ones((2, 1), np.float32), "next_sentence": np.ones(2, np.float32)},
+        )
+    )
+    model.compile(loss={"masked_lm": "sparse_categorical_crossentropy"}, weighted_metrics=None)
+    model.fit(batches, verbose=0)
+    assert "next_sentence" not in model.serving.signatures
+    model.compile()
+    model.fit(batches, verbose=0)
+    assert "next_sentence" in model.serving.signatures
+    assert model.task.heads == ("masked_lm", "next_sentence")
 
 
 def test_weights_without_the_head_are_refused(huggingface_dir):
