@@ -5,8 +5,10 @@ import ctypes
 import http.client
 import re
 import ssl
+import urllib.parse
 
 import requests
+import requests.auth
 import urllib3
 
 from bert_tf.errors import UserError, argument_names
@@ -31,18 +33,22 @@ class RestClient(ModelClient):
 
         Args:
             url: http://HOST:PORT/v1/models/NAME for the newest version, followed by /versions/N or
-                /labels/LABEL for another one.
+                /labels/LABEL for another one. USER:PASSWORD@ before HOST is sent as HTTP basic
+                authentication, as a proxy may require.
             timeout: Time limit per request, in seconds.
 
         Raises:
             UserError: If `url` is malformed, or if the server does not respond as expected.
         """
+        url, self._auth = _without_user(url)
         if not MODEL_URL.fullmatch(url.rstrip("/")):
             raise UserError(f"--url={url}: expected http://HOST:PORT/v1/models/NAME")
         self.url, self.timeout = url.rstrip("/"), timeout
         super().__init__(self._read("/metadata", None, _signatures))
 
     def _predict(self, inputs, signature):
+        if any(not values and signature.inputs[name].rank == 2 for name, values in inputs.items()):
+            return {name: [] for name in signature.outputs}  # In JSON, [] has rank 1.
         columns = {
             name: [_as_json(value) for value in _filled_up(values)]
             for name, values in inputs.items()
@@ -79,7 +85,7 @@ class RestClient(ModelClient):
                 json=request,
                 timeout=self.timeout,
                 stream=True,
-                auth=lambda prepared: prepared,  # Sends no password from ~/.netrc.
+                auth=self._auth,
                 proxies={"all": ""},  # Ignores ALL_PROXY, unlike http_proxy and https_proxy.
                 # The certificates that the system trusts; those of requests are other ones.
                 verify=_CERTIFICATES.cafile or _CERTIFICATES.capath or True,
@@ -94,6 +100,15 @@ class RestClient(ModelClient):
             )
         kind = response.headers.get("Content-Type", "text/plain").partition(";")[0]
         return response.status_code, kind, body
+
+
+def _without_user(url):
+    """Return a URL without user and password, which no message may show; and what sends them."""
+    found = re.match(r"(\w+://)?([^/:]*):?([^/]*)@", url)
+    if not found:
+        return url, lambda prepared: prepared  # Unlike `None`, sends no password from ~/.netrc.
+    user, password = map(urllib.parse.unquote_to_bytes, found.groups()[1:])
+    return (found[1] or "") + url[found.end() :], requests.auth.HTTPBasicAuth(user, password)
 
 
 def _problem(error, timeout):

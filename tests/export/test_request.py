@@ -1,5 +1,6 @@
 """Requests to a model by directory, REST and gRPC: equal predictions, clear errors."""
 
+import base64
 import http.server
 import json
 import os
@@ -105,6 +106,7 @@ def stranger():
         ("tokenize", {"text": TEXTS[:4]}),
         ("choose", {"prompt": ["a", "b"], "choices": [["c", b"\xff", "ee"], ["d"]]}),
         ("choose", {"prompt": ["a"], "choices": ["c", "\u00e9"]}),
+        ("choose", {"prompt": [], "choices": []}),
         ("one", {"text": ["0.1", "-7", "nan", "inf", "-inf", "3e38", "1e-42", "16777217"]}),
         ("raw", {"text": TEXTS}),
         ("numbers", {"text": ["a", "b"]}),
@@ -314,6 +316,29 @@ def test_the_client_uses_neither_all_proxy_nor_netrc(stranger, closed_port, tmp_
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(UserError, match="HTTP status 404"):
         RestClient(f"http://{address}/v1/models/echo")
+
+
+@pytest.mark.parametrize(
+    ("user", "sent"),
+    [
+        ("ann:secret@", "ann:secret"),
+        ("ann:s%3Acr%2Fet%40%C3%A9@", "ann:s:cr/et@\u00e9"),
+        ("token@", "token:"),
+    ],
+)
+def test_user_and_password_of_the_address_are_sent_and_not_shown(stranger, user, sent):
+    address, pages = stranger
+    url = f"http://{address}/v1/models/echo"
+    with pytest.raises(UserError, match=f"^url={url}: not a TensorFlow Serving API: HTTP status 4"):
+        RestClient(url.replace("//", f"//{user}"))
+    kind, _, encoded = pages["sent"]["Authorization"].partition(" ")
+    assert (kind, base64.b64decode(encoded).decode()) == ("Basic", sent)
+
+
+@pytest.mark.parametrize("scheme", ["http://", "ftp://", ""])
+def test_a_wrong_address_is_shown_without_user_and_password(scheme):
+    with pytest.raises(UserError, match=f"^url={scheme}host:8501/v1/models: expected http://HOST"):
+        RestClient(f"{scheme}ann:secret@host:8501/v1/models")
 
 
 def test_a_missing_package_is_reported(monkeypatch):
