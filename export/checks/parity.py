@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import itertools
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -194,8 +197,21 @@ def _run_isolated(moved, scratch, device):
     if done.returncode:
         raise UserError(
             "not published: the SavedModel does not run in a clean Python process: "
-            + (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+            + _failure(done.returncode, done.stderr)
         )
+
+
+def _failure(status, stderr):
+    """Return in one line why a Python process has failed."""
+    if status < 0:
+        return f"{signal.Signals(-status).name} ended it (out of memory?)"
+    _, has_traceback, rest = stderr.rpartition("Traceback (most recent call last):\n")
+    lines = rest.splitlines()
+    if has_traceback:  # Calls, which are indented, and then the exception, often of several lines.
+        lines = list(itertools.dropwhile(lambda line: line.startswith(" "), lines))
+    else:  # Such as messages of TensorFlow's start, and then that of Python.
+        lines = lines[-1:]
+    return textwrap.shorten(" ".join(lines), 400) or f"exit status {status}"
 
 
 class _Case(NamedTuple):

@@ -318,13 +318,28 @@ def test_no_file_contains_paths_of_the_building_machine(exported_twice, run_dir)
                 assert secret.encode() not in content, (path, secret)
 
 
-def test_the_separate_process_finds_packages_where_this_one_does(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise ImportError('found in PYTHONPATH')", "ImportError: found in PYTHONPATH"),
+        (
+            "try: raise OSError('first')\nfinally: raise ValueError('bad row\\n\\n  of x [Op:f]')",
+            r"ValueError: bad row of x \[Op:f\]",
+        ),
+        ("import os; os.kill(os.getpid(), 9)", r"SIGKILL ended it \(out of memory\?\)"),
+        ("raise SystemExit('not installed')", "not installed"),
+        ("raise SystemExit(3)", "exit status 3"),
+    ],
+)
+def test_the_separate_process_finds_packages_where_this_one_does_and_tells_why_it_fails(
+    code, reason, tmp_path, monkeypatch
+):
     """Python's isolated mode has neither PYTHONPATH nor what pip installs for a user."""
     packages = tmp_path / "packages"
     packages.mkdir()
-    (packages / "tensorflow.py").write_text("raise ImportError('found in PYTHONPATH')\n")
+    (packages / "tensorflow.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(packages))
-    with pytest.raises(UserError, match="not published: .*: ImportError: found in PYTHONPATH$"):
+    with pytest.raises(UserError, match=f"not published: .* clean Python process: {reason}$"):
         parity._run_isolated(tmp_path, tmp_path, "cpu")
 
 
