@@ -18,6 +18,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files, format_versions
 from bert_tf.storage.strict_json import field
 from bert_tf.system import command
+from bert_tf.system.processes import count_processors
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
 from bert_tf.text.vocabulary import Vocabulary
@@ -302,7 +303,7 @@ def _check_hashes(shards, log):
     # Threads help, since hashlib releases the global interpreter lock.
     with (
         Progress(log, "MB", round(megabytes)) as progress,
-        concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads,
+        concurrent.futures.ThreadPoolExecutor(count_processors()) as threads,
     ):
         done = 0
         for (path, (size, _, expected)), found in zip(

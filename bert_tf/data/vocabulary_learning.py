@@ -7,7 +7,6 @@ entries in the same order, in any process.
 
 import collections
 import concurrent.futures
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
@@ -16,6 +15,7 @@ import tokenizers
 from bert_tf.data import documents
 from bert_tf.errors import UserError
 from bert_tf.storage import files
+from bert_tf.system.processes import count_processors
 from bert_tf.system.progress import Progress
 from bert_tf.text.normalizer import NEVER, Normalizer
 from bert_tf.text.tokenizer import Tokenizer
@@ -147,7 +147,7 @@ def _in_threads(lines, unique_words):
         unique = unique_words(tf.constant(batch))
         return sum(map(len, batch)), unique.y.numpy().tolist(), unique.count.numpy().tolist()
 
-    num_threads = min(os.cpu_count(), 8)
+    num_threads = min(count_processors(), 8)
     with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
         pending = collections.deque()
         for batch in _batches(lines):

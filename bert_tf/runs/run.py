@@ -27,6 +27,7 @@ from bert_tf.config import BertConfig, read_json_object
 from bert_tf.errors import UserError
 from bert_tf.runs import checkpoints
 from bert_tf.storage import files, format_versions, ownership, strict_json
+from bert_tf.system.processes import count_processors
 from bert_tf.system.versions import versions
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
@@ -217,7 +218,7 @@ class Run:
             "vocabulary_sha256": vocabulary.sha256,
             "tokenizer_tables_sha256": unicode_tables.sha256(),
         }
-        now = {"versions": versions(_PACKAGES), "threads": os.cpu_count()}
+        now = {"versions": versions(_PACKAGES), "threads": count_processors()}
         run = cls(str(path), config, vocabulary, {**train, **digests, **now}, task)
         if ownership.is_marked(run.path):
             files.remove_own(run.path, _OWN_FILES)
@@ -305,7 +306,7 @@ class Run:
 
         Training is bitwise reproducible only with the same processor, versions and threads.
         """
-        now = {**versions(_PACKAGES), "threads": os.cpu_count()}
+        now = {**versions(_PACKAGES), "threads": count_processors()}
         before = {**self.train.get("versions", {}), "threads": self.train.get("threads")}
         return [
             f"{self.path}: created with {name} {before.get(name)}, now {value}; "

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError, argument_names
+from bert_tf.system.processes import count_processors
 from bert_tf.text.encoder_inputs import flat_to_padded
 from bert_tf.text.tokenizer import Tokenizer
 from export.clients.client import ModelClient
@@ -59,7 +60,7 @@ def load_pipeline(path: str | os.PathLike) -> Pipeline:
 
     contents = Contents.read(path)
     try:
-        interpreter = Interpreter(model_path=os.fspath(path), num_threads=os.cpu_count())
+        interpreter = Interpreter(model_path=os.fspath(path), num_threads=count_processors())
     except ValueError as error:
         raise UserError(f"{path}: not a loadable LiteRT model: {error}") from None
     task = task_from_dict(contents.task)
