@@ -6,7 +6,11 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from bert_tf.text.tokenizer import Tokens
-from tasks.data.windows import pack_windows
+from tasks.base.task_types import default_settings
+from tasks.data.windows import MAX_WINDOW_TOKENS, pack_windows
+from tasks.types.question_answering import QuestionAnsweringTask
+from tasks.types.tagging import TaggingTask
+from tests.conftest import ROOT
 
 
 def ragged(*rows):
@@ -177,6 +181,22 @@ def test_long_texts_other_batches_and_none_share_one_graph(vocabulary):
         windows = function(*with_offsets(*questions), *with_offsets(*texts))
         check(windows, questions, texts, 384, 128, 63)
     assert function.experimental_get_tracing_count() == 1
+
+
+def test_the_documented_part_of_a_longer_text_is_read(vocabulary):
+    page = (ROOT / "docs/request-limits.md").read_text(encoding="utf-8")
+    qa, tagging = (default_settings(kind)["max_seq_length"] for kind in ("span_qa", "tagging"))
+    text = Tokens(tf.RaggedTensor.from_row_lengths(tf.fill([600_000], 5), [600_000]))
+    for task, question in (
+        (QuestionAnsweringTask(max_seq_length=qa), Tokens(ragged([7] * 64))),
+        (TaggingTask.from_options(max_seq_length=tagging, labels=["name"]), None),
+    ):
+        size = task.max_seq_length
+        windows = pack_windows(question, text, vocabulary, size, task.doc_stride)
+        count = MAX_WINDOW_TOKENS // size
+        assert windows.packed.input_ids.row_lengths().numpy().tolist() == [size] * count
+        read = int(tf.math.count_nonzero(windows.is_max_context.flat_values))
+        assert f"reads the first {read:,} tokens" in page and f"{count:,} windows of {size}" in page
 
 
 @pytest.mark.parametrize(
