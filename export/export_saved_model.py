@@ -10,10 +10,9 @@ import dataclasses
 import os
 
 from bert_tf.errors import UserError
-from bert_tf.storage import paths
 from bert_tf.system import command
+from export.checks import options
 from tasks.base.task_types import check_run
-from tasks.graph.published import check_versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,7 @@ class ExportSettings:
         "float32; bfloat16 for processors with AVX512-BF16 or AMX and for GPUs since A100; float16 "
         "for GPUs; or int8 for processors with VNNI or AMX; outputs stay float32",
         "float32",
-        choices=("float32", "bfloat16", "float16", "int8"),
+        choices=options.PRECISIONS,
     )
     portable: bool = command.flag(
         "standard operations only, for other processors than x86-64; single short texts take "
@@ -36,37 +35,32 @@ class ExportSettings:
     device: str = command.flag(
         "cpu; or gpu for the model on a GPU of the server, in standard operations",
         "cpu",
-        choices=("cpu", "gpu"),
+        choices=options.DEVICES,
     )
     dev: str | None = command.flag(
         "labelled rows on which int8 is evaluated; default: the run's first dev file", None
     )
     max_metric_drop: float = command.flag(
-        "int8 is not published if the task's metric is lower by more points of 100", 0.5
+        "int8 is not published if the task's metric is lower by more points of 100",
+        options.MAX_METRIC_DROP,
     )
     checkpoint: str | None = command.flag(
         "name of a directory in RUN/checkpoints; default: the best, else the newest", None
     )
 
     def __post_init__(self):
-        if self.precision == "float16" and self.device != "gpu":
-            raise UserError("--precision=float16: expected with --device=gpu only")
-        if self.precision == "int8" and self.device == "gpu":
-            raise UserError("--precision=int8: has no operations for GPUs; remove --device=gpu")
-        if self.precision == "int8" and self.portable:
-            raise UserError("--precision=int8: has no standard operations; remove --portable")
-        for name in ("dev", "max_metric_drop"):
-            value = getattr(self, name)
-            if value != getattr(ExportSettings, name) and self.precision != "int8":
-                raise UserError(f"--{name}={value}: expected with --precision=int8 only")
-        if self.dev is not None:
-            paths.check_local_file("dev", self.dev)
-        paths.check_published("output_dir", self.output_dir)
         if os.path.realpath(self.output_dir) == os.path.realpath(self.run):
             raise UserError(
                 f"--output_dir={self.output_dir}: is the run directory; choose another directory"
             )
-        check_versions(self.output_dir)
+        options.check(
+            self.output_dir,
+            self.precision,
+            self.portable,
+            self.device,
+            self.dev,
+            self.max_metric_drop,
+        )
 
     def check(self) -> None:
         """Check the files without TensorFlow.
@@ -81,8 +75,8 @@ def main(settings: ExportSettings) -> None:
     """Publish the run and print the directory of the version."""
     from export.publishing import publish
 
-    options = dataclasses.asdict(settings)  # They are those of `publish`.
-    print(publish(options.pop("run"), log=command.log, **options))
+    arguments = dataclasses.asdict(settings)  # They are those of `publish`.
+    print(publish(arguments.pop("run"), log=command.log, **arguments))
 
 
 if __name__ == "__main__":

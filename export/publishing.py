@@ -18,24 +18,19 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from bert_tf.errors import UserError, argument_names
-from bert_tf.storage import ownership, paths
+from bert_tf.storage import ownership
 from bert_tf.storage.files import sync
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import exact_float32
-from export.checks import metric_gate, parity
+from export.checks import metric_gate, options, parity
 from export.graph.saved_model import write_saved_model
 from export.graph.served_encoder import has_packed_products
 from export.package import version_files
 from tasks.graph.pipeline import Pipeline
-from tasks.graph.published import MAX_VERSION, check_versions, version_directories
+from tasks.graph.published import MAX_VERSION, version_directories
 from tasks.model.loading import load_model
 from tasks.model.task_model import TaskModel
 
-PRECISIONS = ("float32", "bfloat16", "float16", "int8")
-DEVICES = ("cpu", "gpu")
-# In points. A classifier of banking77 lost 0.1 in int8. A tagger of WNUT17 lost 1.7 in one training
-# and gained 0.1 in another, so that it has to be measured per run.
-MAX_METRIC_DROP = 0.5
 _STAGING = ".writing-"  # Followed by the PID of the process, which holds the lock of the versions.
 
 
@@ -48,7 +43,7 @@ def publish(
     portable: bool = False,
     device: str = "cpu",
     dev: str | None = None,
-    max_metric_drop: float = MAX_METRIC_DROP,
+    max_metric_drop: float = options.MAX_METRIC_DROP,
     checkpoint: str | None = None,
     log: Callable[[str], None] = lambda line: None,
     write: Callable[[TaskModel, pathlib.Path, str, bool, str], Pipeline] = write_saved_model,
@@ -86,29 +81,18 @@ def publish(
             temperature that were not tuned for this checkpoint.
         OSError: If the files cannot be written.
     """
-    paths.check_published("output_dir", os.fspath(output_dir))
-    if precision not in PRECISIONS:
-        raise UserError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
-    if device not in DEVICES:
-        raise UserError(f"device={device!r}: expected one of {', '.join(DEVICES)}")
-    if precision == "float16" and device != "gpu":
-        raise UserError("precision='float16': expected with device='gpu' only")
-    of_int8 = {"dev": (dev, None), "max_metric_drop": (max_metric_drop, MAX_METRIC_DROP)}
-    for name, (value, default) in of_int8.items():
-        if value != default and precision != "int8":
-            raise UserError(f"{name}={value!r}: expected with precision='int8' only")
-    if precision == "int8" and (portable or device == "gpu" or not has_packed_products("int8")):
+    options.check(os.fspath(output_dir), precision, portable, device, dev, max_metric_drop)
+    if precision == "int8" and not has_packed_products("int8"):
         raise UserError(
-            "precision='int8': expected TensorFlow 2.20 or later for x86-64 on a CPU, and no "
-            "portable graph; export float32 or bfloat16 instead"
+            "--precision=int8: expected TensorFlow 2.20 or later for x86-64; export float32 or "
+            "bfloat16 instead"
         )
     if precision == "int8" and tf.config.get_visible_devices("GPU"):
         raise UserError(
-            "precision='int8': expected a process without a GPU, received one that sees a GPU; "
+            "--precision=int8: expected a process without a GPU, received one that sees a GPU; "
             "run it again with CUDA_VISIBLE_DEVICES=-1"
         )
     output_dir = pathlib.Path(output_dir)
-    check_versions(str(output_dir))
     _next_version(output_dir)  # Before minutes of work.
     with loaded(model_or_run, checkpoint) as model:
         gate = None

@@ -102,8 +102,10 @@ def test_warnings_about_the_rows_are_logged(huggingface_dir, tmp_path):
 def test_int8_needs_rows_with_labels(model, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="expected dev=FILE, labelled rows"):
         export.publish(model, tmp_path / "models", precision="int8")
-    with pytest.raises(UserError, match="no portable graph"):
+    with pytest.raises(UserError, match="has no standard operations; remove portable"):
         export.publish(model, tmp_path / "models", precision="int8", portable=True)
+    with pytest.raises(UserError, match="^dev=typo.csv: no such file"):
+        export.publish(model, tmp_path / "models", precision="int8", dev="typo.csv")
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [f"{kind}:0"])
     with pytest.raises(UserError, match="sees a GPU; run it again with CUDA_VISIBLE_DEVICES=-1"):
         export.publish(model, tmp_path / "models", precision="int8")

@@ -205,10 +205,10 @@ def test_errors_name_the_argument(model, tmp_path):
         export.publish(tmp_path / "model.keras", tmp_path / "models", checkpoint="best")
     with pytest.raises(UserError, match="model_or_run: expected a model such as TextClassifier"):
         export.publish(keras.Sequential(), tmp_path / "models")
-    with pytest.raises(UserError, match="precision='float8': expected one of float32, bfloat16"):
+    with pytest.raises(UserError, match="^precision=float8: expected one of float32, bf"):
         export.publish(model, tmp_path / "models", precision="float8")
     for name, value in {"dev": "dev.csv", "max_metric_drop": 0.1}.items():
-        with pytest.raises(UserError, match=f"{name}={value!r}: expected with precision=.int8. o"):
+        with pytest.raises(UserError, match=f"^{name}={value}: expected with precision=int8 only"):
             export.publish(model, tmp_path / "models", **{name: value})
     assert not (tmp_path / "models").exists()
 
