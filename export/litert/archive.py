@@ -18,7 +18,6 @@ from bert_tf.storage import format_versions, strict_json
 from bert_tf.text.vocabulary import Vocabulary
 
 IDENTIFIER = b"TFL3"  # Bytes 4 to 8 of a LiteRT model.
-EXPORT = "export.json"
 INPUTS = ("input_ids", "input_mask", "segment_ids")  # Of each signature.
 
 
@@ -69,8 +68,8 @@ class Contents:
         append(
             path,
             {
-                "config.json": _as_json(self.config.to_dict()),
-                "task.json": _as_json(format_versions.with_version(self.task)),
+                "config.json": as_json(self.config.to_dict()),
+                "task.json": as_json(format_versions.with_version(self.task)),
                 "vocab.txt": self.vocabulary.to_bytes(),
             },
         )
@@ -85,16 +84,12 @@ def append(path: str | os.PathLike, contents: Mapping[str, bytes]) -> None:
             archive.writestr(zipfile.ZipInfo(name), content)
 
 
-def append_record(path: str | os.PathLike, record: Mapping[str, Any]) -> None:
-    """Add export.json, the record of an export."""
-    append(path, {EXPORT: _as_json(record)})
-
-
 def check_runtime(flag: str) -> None:
     """Raise UserError, which names a flag, if the interpreter is not installed."""
     if importlib.util.find_spec("ai_edge_litert") is None:
         raise UserError(f"{flag}: ai_edge_litert is missing; run pip install 'bert_tf[litert]'")
 
 
-def _as_json(values):
+def as_json(values: Mapping[str, Any]) -> bytes:
+    """Return the content of a JSON file of the archive."""
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode("utf-8")

@@ -110,7 +110,7 @@ def _write(model, temporary, output, quantize, log):
             "tokenizer_tables_sha256": unicode_tables.sha256(),
             "versions": versions(("bert_tf", "tensorflow", "ai-edge-litert")),
         }
-        archive.append_record(temporary, record)
+        archive.append(temporary, {"export.json": archive.as_json(record)})
         files.move(temporary, output)
         progress.move(2)
     return agreement

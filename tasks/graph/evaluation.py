@@ -53,16 +53,12 @@ class Evaluator:
         metrics, outputs = self._measured(encoded)
         return {**metrics, **self.task.report(encoded, outputs)}
 
-    def outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
-        """Return the task's `metric_inputs` of all samples, `(S, ...)` by output name.
+    def outputs(self, encoded: EncodedExamples, reduced: bool = True) -> dict[str, np.ndarray]:
+        """Return the outputs of all samples, `(S, ...)` by name, reduced by `Task.metric_inputs`.
 
         Outputs per token are padded to the task's max_seq_length with MASKED_SCORE.
         """
-        return self._collected(encoded)
-
-    def network_outputs(self, encoded: EncodedExamples) -> dict[str, np.ndarray]:
-        """Return what `outputs` does, without the reduction by `metric_inputs`."""
-        return self._collected(encoded, reduced=lambda parts: parts)
+        return self._collected(encoded, reduced=reduced)
 
     def _measured(self, encoded):
         """Return (metrics and loss, outputs); the loss is without dropout and sample weights."""
@@ -85,12 +81,8 @@ class Evaluator:
         )
         return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
 
-    def _collected(self, encoded, on_batch=lambda numbers, outputs: None, reduced=None):
-        """Return the `reduced` outputs of all samples; `on_batch` sees each batch.
-
-        By default they are the task's `metric_inputs`.
-        """
-        reduced = reduced or self.task.metric_inputs
+    def _collected(self, encoded, on_batch=lambda numbers, outputs: None, reduced=True):
+        """Return what `outputs` does; `on_batch` sees each batch before the reduction."""
         order = encoded.by_length()
         # Arrays are allocated after the first batch, whose outputs show shapes and dtypes.
         result, first, not_finite = None, 0, []
@@ -103,7 +95,8 @@ class Evaluator:
                 numbers = order[first : first + int(kept.sum())]
                 not_finite += _not_finite(numbers, parts)
                 on_batch(numbers, parts)
-                parts = reduced(parts)
+                if reduced:
+                    parts = self.task.metric_inputs(parts)
                 if result is None:
                     result = {
                         name: np.empty((len(encoded), *values.shape[1:]), values.dtype)

@@ -151,6 +151,5 @@ class Preprocessor(keras.layers.Layer):
 
 def _is_symbolic(inputs):
     """Whether inputs are tensors, of TensorFlow or of Keras, rather than Python objects."""
-    parts = inputs.values() if isinstance(inputs, Mapping) else inputs
-    parts = parts if isinstance(parts, list | tuple) or isinstance(inputs, Mapping) else [inputs]
+    parts = tf.nest.flatten(inputs)
     return bool(parts) and all(isinstance(part, tf.Tensor | keras.KerasTensor) for part in parts)

@@ -216,7 +216,7 @@ def _network_outputs(name, task, network, pipeline, strategy, student, log):
                 f"{name}: splits texts into other tokens; expected the vocabulary and "
                 "lower-casing of the student"
             )
-    return Evaluator(task, network, strategy, log=log).network_outputs(encoded)
+    return Evaluator(task, network, strategy, log=log).outputs(encoded, reduced=False)
 
 
 def _saved_model_teacher(path, task):

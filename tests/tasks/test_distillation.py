@@ -222,7 +222,9 @@ def test_every_task_learns_its_teacher(name, huggingface_dir, tmp_path):
 
     def distance(student):
         encoded = student.encode(x, y)
-        own, expected = (one.evaluator().network_outputs(encoded) for one in (student, teacher))
+        own, expected = (
+            one.evaluator().outputs(encoded, reduced=False) for one in (student, teacher)
+        )
         losses = student.task.soft_losses.items()
         return sum(np.mean(loss(expected[name], own[name], 1.0)) for name, loss in losses)
 
