@@ -23,7 +23,6 @@ WIDTH = 100
 TYPES = {str: "string", int: "integer", float: "number", bool: "true or false", tuple: "list"}
 # Methods that Keras calls.
 HOOKS = {
-    "adapt_to",
     "build",
     "call",
     "compile_from_config",
