@@ -106,7 +106,6 @@ def stranger():
         ("tokenize", {"text": TEXTS[:4]}),
         ("choose", {"prompt": ["a", "b"], "choices": [["c", b"\xff", "ee"], ["d"]]}),
         ("choose", {"prompt": ["a"], "choices": ["c", "\u00e9"]}),
-        ("choose", {"prompt": [], "choices": []}),
         ("one", {"text": ["0.1", "-7", "nan", "inf", "-inf", "3e38", "1e-42", "16777217"]}),
         ("raw", {"text": TEXTS}),
         ("numbers", {"text": ["a", "b"]}),
@@ -118,6 +117,12 @@ def test_the_three_targets_return_one_prediction(targets, signature, inputs):
     for other in others:
         assert json.dumps(other) == json.dumps(directory)
     assert list(directory) == sorted(targets[next(iter(targets))].signatures[signature].outputs)
+
+
+def test_no_rows_of_lists_have_no_outputs_by_rest(url):
+    """As by the other targets; those of `targets` have a maximum of no values there."""
+    expected = {"choice": [], "joined": []}
+    assert RestClient(url).predict({"prompt": [], "choices": []}, "choose") == expected
 
 
 def test_bytes_arrive_unchanged(targets):
