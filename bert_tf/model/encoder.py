@@ -62,6 +62,8 @@ class Encoder(keras.layers.Layer):
         to a bucket if flat.
     """
 
+    input_dtype = "float32"  # To which Keras casts floats: less would round token ids.
+
     def __init__(
         self,
         config: BertConfig | Mapping[str, Any],

@@ -385,6 +385,18 @@ def test_saves_and_loads_in_a_keras_model(config, inputs_BL, tmp_path):
     np.testing.assert_array_equal(loaded(inputs_BL), model(inputs_BL))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_token_ids_that_are_floats_are_not_rounded_in_mixed_precision(config, dtype):
+    config = dataclasses.replace(config, vocab_size=3000)
+    encoder = make_encoder(config, small.random_weights(config), dtype="mixed_bfloat16")
+    ids = np.array([[2054, 2003]], np.int32)
+    symbol = keras.Input((2,), dtype=dtype)
+    model = keras.Model(symbol, encoder(symbol)["pooled"])
+    expected = encoder(ids)["pooled"]
+    for found in (encoder(ids.astype(dtype))["pooled"], model(ids.astype(dtype))):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_more_tokens_than_positions_are_rejected(config):
     inputs = {
         name: np.ones((1, 17), np.int32) for name in ("input_ids", "input_mask", "segment_ids")
