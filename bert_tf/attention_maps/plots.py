@@ -5,6 +5,7 @@ Shape suffixes: N layers, A heads, T tokens.
 
 import base64
 import dataclasses
+import functools
 import html
 import importlib.resources
 import json
@@ -15,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.system.plotting import import_pyplot, to_png
+from bert_tf.system.plotting import to_png
 from bert_tf.text.encoder_inputs import to_padded
+from bert_tf.text.masked_text import tokenize_masked
 from bert_tf.text.packing import pack
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.weights.pretrained_encoder import Encoder
@@ -62,7 +64,10 @@ def attention_of(
     pretrained.assign_to(encoder)
     tokenizer = Tokenizer.from_config(config, vocabulary)
     texts = [text] if text_b is None else [text, text_b]
-    segments = [tokenizer.tokenize(tf.constant([one])) for one in texts]
+    tokenize = tokenizer.tokenize
+    if not pretrained.run_task:  # As `tasks.MaskedLanguageModel` reads texts.
+        tokenize = functools.partial(tokenize_masked, tokenize=tokenize, vocabulary=vocabulary)
+    segments = [tokenize(tf.constant([one])) for one in texts]
     inputs = to_padded(pack(segments, vocabulary, max_seq_length), vocabulary)
     weights_NATT = np.stack(
         [layer[0] for layer in encoder(inputs, output_hidden_states=True)["attentions"]]
@@ -77,13 +82,16 @@ def attention_of(
 
 def head_image(attention: Attention, layer: int, head: int) -> bytes:
     """Draw one head as a matrix with tokens on both axes; returns a PNG image."""
+
+    def draw(figure):
+        axes = figure.subplots()
+        image = axes.imshow(attention.weights_NATT[layer, head], cmap="viridis", vmin=0, vmax=1)
+        _label(axes, attention, font_size=8)
+        axes.set(title=f"layer {layer}, head {head}", xlabel="attended token", ylabel="token")
+        figure.colorbar(image, ax=axes, shrink=0.8, label="attention")
+
     size = max(4.0, 0.18 * len(attention.tokens))
-    figure, axes = import_pyplot().subplots(figsize=(size + 1, size))
-    image = axes.imshow(attention.weights_NATT[layer, head], cmap="viridis", vmin=0, vmax=1)
-    _label(axes, attention, font_size=8)
-    axes.set(title=f"layer {layer}, head {head}", xlabel="attended token", ylabel="token")
-    figure.colorbar(image, ax=axes, shrink=0.8, label="attention")
-    return to_png(figure)
+    return to_png(draw, figsize=(size + 1, size))
 
 
 def layer_image(attention: Attention, layer: int) -> bytes:
@@ -91,19 +99,20 @@ def layer_image(attention: Attention, layer: int) -> bytes:
     heads = attention.weights_NATT[layer]
     columns = min(4, len(heads))
     rows = math.ceil(len(heads) / columns)
+
+    def draw(figure):
+        for number, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
+            if number >= len(heads):
+                axes.set_axis_off()
+                continue
+            axes.imshow(heads[number], cmap="viridis", vmin=0, vmax=1)
+            axes.set_title(f"head {number}", fontsize=8)
+            _label(axes, attention, font_size=4)
+        figure.suptitle(f"layer {layer}: rows attend to columns", fontsize=9)
+
     size = max(2.5, 0.07 * len(attention.tokens))
-    figure, grid = import_pyplot().subplots(
-        rows, columns, figsize=(size * columns, size * rows), squeeze=False, layout="constrained"
-    )
-    for number, axes in enumerate(grid.flat):
-        if number >= len(heads):
-            axes.set_axis_off()
-            continue
-        axes.imshow(heads[number], cmap="viridis", vmin=0, vmax=1)
-        axes.set_title(f"head {number}", fontsize=8)
-        _label(axes, attention, font_size=4)
-    figure.suptitle(f"layer {layer}: rows attend to columns", fontsize=9)
-    return to_png(figure, dpi=160)
+    figsize = (size * columns, size * rows)
+    return to_png(draw, dpi=160, figsize=figsize, layout="constrained")
 
 
 def page(attention: Attention) -> str:

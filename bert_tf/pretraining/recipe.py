@@ -25,7 +25,7 @@ from bert_tf.pretraining.settings import PretrainCommandSettings, PretrainSettin
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.system.command import defaults
-from bert_tf.system.plotting import import_pyplot, plot_metrics, to_png
+from bert_tf.system.plotting import plot_metrics, to_png
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train import compilation
 from bert_tf.train.distribution import (
@@ -240,12 +240,15 @@ def _change_steps(run, settings, num_train_steps):
 
 def _draw_curves(run):
     """Plot metrics.jsonl to RUN/loss.png and return its path."""
-    figure, both = import_pyplot().subplots(2, 1, figsize=(8, 7), sharex=True)
-    for axes, names in zip(both, (_LOSSES, _ACCURACIES), strict=True):
-        plot_metrics(axes, run.metrics(), names, "eval")
-    both[1].set_xlabel("step")
+
+    def draw(figure):
+        both = figure.subplots(2, 1, sharex=True)
+        for axes, names in zip(both, (_LOSSES, _ACCURACIES), strict=True):
+            plot_metrics(axes, run.metrics(), names, "eval")
+        both[1].set_xlabel("step")
+
     path = run.file("loss.png")
-    files.atomic_write_bytes(path, to_png(figure))
+    files.atomic_write_bytes(path, to_png(draw, figsize=(8, 7)))
     return path
 
 

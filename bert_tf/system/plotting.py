@@ -3,7 +3,7 @@
 import importlib.util
 import io
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_tf.errors import UserError
@@ -20,31 +20,31 @@ def is_installed() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def import_pyplot() -> Any:
-    """Return matplotlib.pyplot, which draws into memory in the fonts that are installed.
+def to_png(draw: Callable[[Any], None], dpi: int = 120, **options: Any) -> bytes:
+    """Return a figure as a PNG image. Characters without a font are drawn as boxes.
 
-    Raise UserError if matplotlib is not installed.
+    The user's own figures keep their backend and fonts.
+
+    Args:
+        draw: Draws into a matplotlib figure.
+        dpi: Dots per inch of the image.
+        **options: Arguments of the figure.
+
+    Raises:
+        UserError: matplotlib is not installed.
     """
     if not is_installed():
         raise UserError("matplotlib is not installed: pip install 'bert_tf[plots]'")
-    import matplotlib
+    from matplotlib import font_manager, rc_context
+    from matplotlib.figure import Figure
 
-    # This backend needs no display.
-    matplotlib.use("agg")
-    from matplotlib import font_manager, pyplot
-
-    installed = set(font_manager.get_font_names())
-    pyplot.rcParams["font.family"] = [name for name in FONTS if name in installed]
-    return pyplot
-
-
-def to_png(figure: Any, dpi: int = 120) -> bytes:
-    """Return a figure as a PNG image and close it. Characters without a font are drawn as boxes."""
-    image = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(image, dpi=dpi, bbox_inches="tight", metadata={"Software": None})
-    import_pyplot().close(figure)
+    installed, image = set(font_manager.get_font_names()), io.BytesIO()
+    with rc_context({"font.family": [name for name in FONTS if name in installed]}):
+        figure = Figure(**options)
+        draw(figure)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            figure.savefig(image, dpi=dpi, bbox_inches="tight", metadata={"Software": None})
     return image.getvalue()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
-from bert_tf.system.plotting import draw_legend_above, import_pyplot, plot_metrics, to_png
+from bert_tf.system.plotting import draw_legend_above, plot_metrics, to_png
 
 Plot = Callable[[Any], None]  # Draws a figure into matplotlib axes.
 
@@ -147,23 +147,28 @@ def write(run: Run, plots: Mapping[str, Plot]) -> str:
 
     Raises UserError if matplotlib is not installed.
     """
-    pyplot = import_pyplot()
     directory = run.file(DIRECTORY)
     files.makedirs(directory)
     for name in files.listdir(directory):  # Of a process that was killed.
         if files.is_temporary(name):
             files.remove(f"{directory}/{name}")
-    for name, draw in plots.items():
-        figure, axes = pyplot.subplots(figsize=(6.0, 5.0))
-        draw(axes)
-        files.atomic_write_bytes(f"{directory}/{name}.png", to_png(figure))
-    figure, (losses, scores) = pyplot.subplots(2, 1, figsize=(8, 7), sharex=True)
+    for name, plot in plots.items():
+        files.atomic_write_bytes(f"{directory}/{name}.png", _image(plot))
     lines = run.metrics()
-    plot_metrics(losses, lines, _names(lines, is_loss=True), "dev")
-    plot_metrics(scores, lines, _names(lines, is_loss=False), "dev")
-    scores.set_xlabel("step")
-    files.atomic_write_bytes(f"{directory}/{LAST}", to_png(figure))
+
+    def draw_metrics(figure):
+        losses, scores = figure.subplots(2, 1, sharex=True)
+        plot_metrics(losses, lines, _names(lines, is_loss=True), "dev")
+        plot_metrics(scores, lines, _names(lines, is_loss=False), "dev")
+        scores.set_xlabel("step")
+
+    files.atomic_write_bytes(f"{directory}/{LAST}", to_png(draw_metrics, figsize=(8, 7)))
     return directory
+
+
+def _image(plot):
+    """Return the PNG image of a plot."""
+    return to_png(lambda figure: plot(figure.subplots()), figsize=(6.0, 5.0))
 
 
 def _names(lines, is_loss):

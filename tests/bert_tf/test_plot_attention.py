@@ -22,7 +22,7 @@ from bert_tf.attention_maps.plots import (
     page,
 )
 from bert_tf.plot_attention import PlotAttentionSettings
-from bert_tf.system import command, plotting
+from bert_tf.system import command
 from bert_tf.weights import sources
 from bert_tf.weights.sources import read_pretrained
 from tests import small
@@ -99,6 +99,26 @@ def test_images_of_few_and_many_tokens_in_any_script(tokens):
     assert size_of(grid)[0] > size_of(grid)[1]  # Three heads beside each other.
 
 
+@pytest.mark.plots
+def test_a_plot_leaves_matplotlib_as_it_is():
+    matplotlib = pytest.importorskip("matplotlib")
+    before = matplotlib.get_backend()
+    try:
+        matplotlib.use("svg")  # As a notebook selects its own.
+        settings = dict(matplotlib.rcParams)
+        head_image(example(SCRIPTS), 0, 0)
+        assert dict(matplotlib.rcParams) == settings
+    finally:
+        matplotlib.use(before)
+
+
+@pytest.mark.parametrize("task", [None, {"kind": "classification"}])
+def test_mask_is_a_token_in_weights_without_the_head_of_a_task(huggingface_dir, task):
+    pretrained = dataclasses.replace(read_pretrained(huggingface_dir), task=task)
+    found = attention_of(pretrained, "the [MASK]", max_seq_length=16)
+    assert ("[MASK]" in found.tokens) == (task is None)
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_the_page_shows_the_values_of_the_chosen_head(tmp_path):
     attention = example(SCRIPTS)
@@ -173,7 +193,7 @@ def test_a_configuration_that_is_read_late_is_checked(huggingface_dir, tmp_path,
 
 def test_without_matplotlib_the_message_names_the_extra():
     with pytest.raises(UserError, match=r"pip install 'bert_tf\[plots\]'"):
-        plotting.import_pyplot()
+        head_image(example(SCRIPTS), 0, 0)
 
 
 def test_one_segment_refuses_a_second_text(tmp_path, config, vocabulary):
