@@ -73,7 +73,7 @@ def by_sequence(values: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tuple[tf.
         rows = tf.RaggedTensor.from_row_splits(values[: splits[-1]], splits, validate=False)
         return rows.to_tensor(), tf.sequence_mask(splits[1:] - splits[:-1])
     if "token_indices" not in inputs:
-        return values, tf.cast(inputs["input_mask"], tf.bool)
+        return values, tf.cast(with_defaults(inputs)["input_mask"], tf.bool)
     index_BS = tf.cast(inputs["token_indices"], tf.int32)
     layout = PackedLayout(inputs)
     slot_T = layout.sequence_T * tf.shape(index_BS)[1] + layout.position_T
@@ -88,7 +88,9 @@ def count_tokens(inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
         return tf.cast(inputs["row_splits"][-1], tf.int32)
     if "sequence_ids" in inputs:
         return tf.reduce_sum(tf.cast(inputs["sequence_ids"] > 0, tf.int32))
-    return tf.reduce_sum(tf.cast(inputs.get("input_mask", 0), tf.int32))
+    if "input_ids" not in inputs:
+        return tf.constant(0)
+    return tf.reduce_sum(tf.cast(with_defaults(inputs)["input_mask"], tf.int32))
 
 
 class PackedLayout:

@@ -87,6 +87,7 @@ def test_packed_rows_by_hand(vocabulary):
         [-1, -1, -1, -1],
     ]
     assert int(count_tokens(packed)) == 5
+    assert int(count_tokens({"input_ids": packed["input_ids"]})) == 64  # All, without a mask.
     labels = to_dense_like(tf.ragged.constant([[1, 2, 3], [4, 5], []]), packed)
     assert labels.numpy().tolist() == [[1, 2, 3, 0], [4, 5, 0, 0], [0, 0, 0, 0]]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tasks
 from bert_tf import AdamW, FitSchedule, UserError
 from tasks import TextRegressor
 from tasks.model import task_model
@@ -117,6 +118,16 @@ def test_token_ids_are_predicted_in_batches_of_an_evaluation(model, monkeypatch)
     model.predict(token_ids)
     model.predict(token_ids, 8)
     assert sizes == [64, 8]
+
+
+@pytest.mark.parametrize("name", ["TokenClassifier", "QuestionAnswerer", "TextEmbedder"])
+def test_token_ids_without_a_mask_are_all_tokens(weights, name):
+    options, *_ = CASES.get(name, ({},))
+    model = getattr(tasks, name).from_pretrained(weights, max_seq_length=12, **options)
+    ids = np.array([[2, 5, 6, 3], [2, 7, 8, 3]], np.int32)
+    found = model.predict({"input_ids": ids}, verbose=0)
+    expected = model.predict({"input_ids": ids, "input_mask": np.ones_like(ids)}, verbose=0)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 # Callbacks.

@@ -20,7 +20,8 @@ PADDING = [-99.0, 99.0]
 def padded():
     values = np.full((2, 4, 2), PADDING, np.float32)
     values[0, :3], values[1, :1] = TOKENS[:3], TOKENS[3:]
-    return values, {"input_mask": [[1, 1, 1, 0], [1, 0, 0, 0]]}
+    ids, mask = [[6, 7, 8, 0], [5, 0, 0, 0]], [[1, 1, 1, 0], [1, 0, 0, 0]]
+    return values, {"input_ids": ids, "input_mask": mask}
 
 
 def flat():
