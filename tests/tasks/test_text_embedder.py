@@ -51,6 +51,14 @@ def test_vectors_of_strings_and_token_ids_are_the_pooled_hidden_states(model):
     assert tokens == ["[CLS]", "the", "[SEP]"] and weights.shape == (2, 3, 3, 3)
 
 
+@pytest.mark.medium
+def test_vectors_of_tokens_are_float32_in_mixed_precision(huggingface_dir):
+    options = {"max_seq_length": 8, "dtype": "mixed_bfloat16"}
+    model = tasks.TextEmbedder.from_pretrained(huggingface_dir, **options)
+    ((tokens, vectors),) = model.token_vectors(TEXTS[:1])
+    assert vectors.dtype == np.float32 and vectors.shape == (len(tokens), 12)
+
+
 @pytest.mark.slow
 def test_options_select_layers_pooling_and_the_end_of_the_text(huggingface_dir):
     def create(**options):

@@ -869,4 +869,4 @@ class TextEmbedder(TaskModel):
 
     @tf.function(reduce_retracing=True, autograph=False)
     def _token_vectors(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
-        return self.network.token_vectors(inputs)
+        return tf.cast(self.network.token_vectors(inputs), tf.float32)
