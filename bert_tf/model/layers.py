@@ -26,7 +26,6 @@ from bert_tf.model.inference_norm import norm_of_inference
 from bert_tf.model.layout import Layout, PackedLayout
 
 
-@keras.saving.register_keras_serializable("bert_tf")
 class LayerNorm(keras.layers.Layer):
     """Layer normalization over the last axis, with float32 statistics (Ba et al. 2016)."""
 
@@ -86,10 +85,6 @@ class LayerNorm(keras.layers.Layer):
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
         x_TH = tf.cast(x_TH, tf.float32)
         return tf.cast(norm_of_inference(x_TH, gamma, beta, self.epsilon), self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the Keras config."""
-        return {**super().get_config(), "epsilon": self.epsilon}
 
 
 class Embeddings(keras.layers.Layer):
