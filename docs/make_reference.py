@@ -29,7 +29,11 @@ HOOKS = {
     "from_config",
     "get_config",
     "metrics",
+    "non_trainable_variables",
+    "non_trainable_weights",
     "scale_loss",
+    "trainable_variables",
+    "trainable_weights",
 }
 SECTIONS = re.compile(r"^(Args|Call arguments|Returns|Raises|Attributes|Options of `\w+`):$")
 NAMED = re.compile(r"(\*{0,2}\w[\w., ]*): ")

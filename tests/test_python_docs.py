@@ -89,7 +89,9 @@ def test_the_task_type_of_the_page_is_the_tested_one():
 @pytest.mark.slow
 def test_the_head_of_keras_runs(namespace):
     run([source for source in OWN_HEAD if "rating" not in source], namespace)
-    assert set(namespace["own"].output) == {"topic", "urgency"}
+    own = namespace["own"]
+    assert set(own.output) == {"topic", "urgency"}
+    assert any("pooler/kernel" in variable.path for variable in own.trainable_variables)
 
 
 @pytest.mark.slow

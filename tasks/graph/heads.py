@@ -24,7 +24,43 @@ from tasks.data.examples import Tensors
 HEAD_DROPOUT_ID = 2**15  # Larger than all dropout ids of the encoder.
 
 
-class _Model(keras.Model):
+class EncoderModel(keras.Model):
+    """Model with an `encoder`; what it trains leaves out a pooler that it does not use.
+
+    The pooler itself stays trainable, for other models that share the encoder.
+    """
+
+    uses_pooler = True
+
+    @property
+    def trainable_weights(self) -> list[keras.Variable]:
+        """Weights that training changes."""
+        unused = [] if self.uses_pooler else self.encoder.pooler.weights
+        return _without(unused, super().trainable_weights)
+
+    @property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """Variables that training changes, which are weights."""
+        return self.trainable_weights
+
+    @property
+    def non_trainable_weights(self) -> list[keras.Variable]:
+        """The other weights."""
+        return _without(self.trainable_weights, self.weights)
+
+    @property
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """The other variables."""
+        return _without(self.trainable_weights, self.variables)
+
+
+def _without(excluded, variables):
+    """Return the variables that are not among others; == would compare their values."""
+    excluded_ids = set(map(id, excluded))
+    return [variable for variable in variables if id(variable) not in excluded_ids]
+
+
+class _Model(EncoderModel):
     """Encoder and a dense layer "classifier"; subclasses define `call`, from inputs to outputs.
 
     Args:
@@ -34,14 +70,12 @@ class _Model(keras.Model):
     """
 
     has_head_dropout = True
-    has_pooler = True  # An unused pooler is frozen.
 
     def __init__(self, config: BertConfig, units: int, **kwargs):
         # Keras would round token ids that are floats, as in a graph for GPUs, to the compute dtype.
         super().__init__(autocast=False, **kwargs)
         self.config, self.units = config, units
         self.encoder = Encoder(config, dtype=self.dtype_policy)
-        self.encoder.pooler.trainable = self.has_pooler
         self.head = dense(config, units, "classifier", "float32")
         self.build()
 
@@ -137,7 +171,7 @@ def on_grid(values: tf.Tensor, windows_QC: tf.Tensor, missing: float = MASKED_SC
 class TokenModel(_Model):
     """Token classification, such as named entities (Devlin et al. 2019, 5.3)."""
 
-    has_pooler = False
+    uses_pooler = False
 
     def call(
         self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
@@ -150,7 +184,7 @@ class SpanModel(_Model):
     """Span prediction for question answering (Devlin et al. 2019, 4.2)."""
 
     has_head_dropout = False  # As in the released run_squad.py and in transformers.
-    has_pooler = False
+    uses_pooler = False
 
     def __init__(self, config: BertConfig, **kwargs):
         super().__init__(config, 2, **kwargs)

@@ -46,6 +46,7 @@ from tasks.base.task_types import default_settings
 from tasks.data.examples import EncodedExamples, Examples, stacked
 from tasks.data.readers.memory import as_list, columns_of, without_axis
 from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.graph.heads import EncoderModel
 from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline, ServingFunctions
 from tasks.graph.preprocessor import Preprocessor
 from tasks.graph.run_checkpoint import PRETRAINED, RunCheckpoint
@@ -89,7 +90,7 @@ _SETTINGS = tuple(
 )
 
 
-class TaskModel(keras.Model):
+class TaskModel(EncoderModel):
     """Base class of the models of the task types.
 
     Subclasses define `task_class`, whose `from_options` reads the `options` of `from_pretrained`.
@@ -146,7 +147,8 @@ class TaskModel(keras.Model):
         task = task_from_dict(task) if isinstance(task, Mapping) else task
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
-        super().__init__(name=task.kind, dtype=_dtype_policy(dtype), **kwargs)
+        # Keras would round features and token ids that are floats to the compute dtype.
+        super().__init__(name=task.kind, dtype=_dtype_policy(dtype), autocast=False, **kwargs)
         self.seed, self.frozen_layers = to_python(seed), to_python(frozen_layers)
         self.has_new_head = has_new_head and task.has_head
         self.config = config
@@ -155,6 +157,7 @@ class TaskModel(keras.Model):
         self._created_in, self._process = tf.distribute.get_strategy(), os.getpid()
         self._graph_lock = threading.RLock()  # Of graphs, which are built once.
         self.network = network or task.build_model(config, self.dtype_policy)
+        self.uses_pooler = getattr(self.network, "uses_pooler", True)
         if frozen_layers is not None:
             self.network.encoder.freeze(frozen_layers)
         if untrained is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tasks
 from bert_tf import AdamW, FitSchedule, UserError
 from bert_tf.errors import DivergenceError
 from bert_tf.train import step
@@ -16,7 +17,7 @@ from bert_tf.train.losses import FunctionLoss, weighted_sum
 from tasks import AnomalyDetector, TextClassifier, TextRegressor, load_model
 from tasks.model import task_model
 from tests import small
-from tests.tasks.test_task_model import LABELS, NAMES, ROWS
+from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS
 from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of
 
 TEXTS, IDS = (ROWS * 4)[:32], ([LABELS.index(name) for name in NAMES] * 4)[:32]
@@ -493,6 +494,41 @@ def test_frozen_layers_are_trained_again(directory, tmp_path):
     other.save(tmp_path / "model.keras")
     for one in (model, other, load_model(tmp_path / "model.keras")):
         assert "bert/embeddings/word_embeddings" in moved(one)
+
+
+@pytest.mark.parametrize("name", ["TokenClassifier", "QuestionAnswerer", "TextEmbedder"])
+def test_a_pooler_that_is_not_used_is_left_to_other_models(directory, name):
+    options, *_ = CASES.get(name, ({},))
+    model = getattr(tasks, name).from_pretrained(directory, max_seq_length=12, **options)
+    expected = [weight.path for weight in model.weights if "pooler" not in weight.path]
+    model.encoder.trainable = False
+    model.encoder.trainable = True  # As Keras does it.
+    for one in (model, model.network):
+        assert [weight.path for weight in one.trainable_weights] == expected
+        assert [variable.path for variable in one.trainable_variables] == expected
+        assert len(one.non_trainable_weights) == len(one.weights) - len(expected)
+        assert len(one.non_trainable_variables) == len(one.variables) - len(expected)
+    ids = keras.Input((4,), dtype="int32")
+    own = keras.Model(ids, model.encoder(ids)["pooled"])
+    assert any("pooler/kernel" in weight.path for weight in own.trainable_weights)
+
+
+@pytest.mark.medium
+def test_an_encoder_that_is_trained_again_is_trained_without_its_pooler(directory, tmp_path):
+    model = tasks.TokenClassifier.from_pretrained(directory, labels=["THING"], max_seq_length=12)
+    model.encoder.trainable = False
+    model.encoder.trainable = True
+    before, (_, rows, labels) = weights_of(model), CASES["TokenClassifier"]
+    model.train(rows, labels, output_dir=tmp_path / "run", epochs=1, global_batch_size=3)
+    kept = {name for name, value in weights_of(model).items() if np.all(value == before[name])}
+    assert kept == {"bert/pooler/kernel", "bert/pooler/bias", *(n for n in before if "seed" in n)}
+
+
+def test_features_that_are_floats_are_not_rounded_in_mixed_precision(directory):
+    options = {"max_seq_length": 12, "latent_dim": 3, "dtype": "mixed_bfloat16"}
+    model = AnomalyDetector.from_pretrained(directory, **options)
+    vectors = np.random.default_rng(0).normal(size=(2, 12)).astype(np.float32)
+    np.testing.assert_array_equal(model({"vector": tf.constant(vectors)})["vector"], vectors)
 
 
 @pytest.mark.parametrize("optimizer_class", [AdamW, keras.optimizers.AdamW])

@@ -6,14 +6,13 @@ Shape suffixes: B sequences of a batch, N rows of C texts, D size of a vector.
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.model.dense import dense
 from bert_tf.weights.pretrained_encoder import Encoder
 from bert_tf.weights.sentence_transformers import pooled_size
-from tasks.graph.heads import POOLING, on_grid
+from tasks.graph.heads import POOLING, EncoderModel, on_grid
 
 # By name: number of last layers, and their combination. Embeddings are not a layer.
 LAYERS = {
@@ -50,7 +49,7 @@ def normalized(vectors: tf.Tensor) -> tf.Tensor:
     return tf.math.l2_normalize(vectors, axis=-1, epsilon=MIN_NORM**2)
 
 
-class EmbeddingModel(keras.Model):
+class EmbeddingModel(EncoderModel):
     """Encoder, pooling, dense layers and normalization, built on construction.
 
     Args:
@@ -66,6 +65,8 @@ class EmbeddingModel(keras.Model):
     Attributes:
         vector_size: D.
     """
+
+    uses_pooler = False
 
     def __init__(
         self,
@@ -83,7 +84,6 @@ class EmbeddingModel(keras.Model):
         self.pools = tuple(POOLING[part] for part in pooling.split("+"))
         self.encoder = Encoder(config, dtype=dtype)
         self.encoder.build()
-        self.encoder.pooler.trainable = False  # It is not used.
         size = pooled_size(config, layers, pooling)
         self.dense_layers = []
         for number, (units, activation) in enumerate(
