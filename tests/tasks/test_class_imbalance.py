@@ -321,6 +321,17 @@ def test_the_threshold_is_tuned_on_calibrated_probabilities():
     assert task_from_dict(json.loads(json.dumps(tuned.to_dict()))) == tuned
 
 
+def test_a_label_without_dev_rows_is_never_predicted():
+    task = ClassificationTask(
+        labels=("a", "b", "c"), multi_label=True, threshold_objective="f1", max_seq_length=8
+    )
+    logits = np.array([[3, -3, -4], [-3, 3, -4]], np.float32)
+    tuned = task.tune(data_of([[1, 0, 0], [0, 1, 0]]), {"label": logits})
+    found = tuned.decision({"label": np.array([[9, 9, 99]], np.float32)})
+    assert found.selected.numpy().tolist() == [[True, True, False]]
+    assert task_from_dict(json.loads(json.dumps(tuned.to_dict()))) == tuned
+
+
 @pytest.mark.parametrize("threshold_objective", ["f1", "precision=0.8", "recall=0.7"])
 @pytest.mark.parametrize("form", ["binary", "rare", "multi"])
 def test_tuned_thresholds_reach_the_objective(form, threshold_objective):

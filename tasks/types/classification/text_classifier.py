@@ -49,6 +49,7 @@ from tasks.model.task_model import TaskModel
 from tasks.types.classification import class_imbalance
 
 BETWEEN_LABELS = "|"
+UNREACHED = 2.0  # Threshold above every probability: the label is never predicted.
 # By the function from logits to probabilities: cross-entropy and focal loss.
 _LOSSES: dict[str, tuple[Loss, Loss]] = {
     "multi_label": (multi_label_cross_entropy, focal_multi_label_cross_entropy),
@@ -540,6 +541,8 @@ class ClassificationTask(LabelledTextTask):
                 pairs = [(labels == self.positive, probabilities_NC[:, self.positive])]
             thresholds = tuple(
                 best_threshold(is_positive_N, scores_N, self.threshold_objective)[0]
+                if is_positive_N.any()
+                else UNREACHED
                 for is_positive_N, scores_N in pairs
             )
             task = dataclasses.replace(task, thresholds=thresholds)
