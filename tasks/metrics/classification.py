@@ -1,4 +1,4 @@
-"""Metrics of classification, computed by scikit-learn: of labels, rankings and probabilities.
+"""Metrics of classification: of labels, rankings and probabilities.
 
 Metrics are `{name: float}`; tables contain lists in the order of the labels, for reports. Unless
 stated otherwise, a ratio with denominator 0 is 0, and so is the metric of no examples.
@@ -16,7 +16,6 @@ from sklearn.metrics import (
     confusion_matrix,
     f1_score,
     matthews_corrcoef,
-    multilabel_confusion_matrix,
     precision_recall_fscore_support,
     roc_auc_score,
 )
@@ -81,9 +80,11 @@ def single_label_metrics(
     has_spread = _differ(labels_N) and _differ(predictions_N)
     return {
         "accuracy": accuracy(labels_N, predictions_N),
-        "macro_f1": _f1(labels_N, predictions_N, "macro"),
+        "macro_f1": float(
+            _or_zeros(f1_score, labels_N, predictions_N, average="macro", zero_division=0)
+        ),
         "matthews": float(matthews_corrcoef(labels_N, predictions_N)) if has_spread else 0.0,
-        **_named_f1(labels_N, predictions_N, names),
+        **_named_f1(_per_label(labels_N, predictions_N, len(names)), names),
         "ece": expected_calibration_error(probabilities_NC, labels_N),
         "degenerate": _degenerate(labels_N, predictions_N),
     }
@@ -120,15 +121,16 @@ def multi_label_metrics(
         `single_label_metrics`, pr_auc, the mean over labels that occur, and ece over all N x C
         decisions.
     """
-    labels_NC = np.asarray(labels_NC, bool)
+    labels_NC, matrices_C22 = np.asarray(labels_NC, bool), _matrices(labels_NC, selected_NC)
+    per_label = _ratios(matrices_C22)
     # Labels that do not occur have a PR AUC of 0; they do not count in the mean.
     pr_auc_sum = np.sum(_pr_auc_of_each(labels_NC, probabilities_NC))
     return {
-        "micro_f1": _f1(labels_NC, selected_NC, "micro"),
-        "macro_f1": _f1(labels_NC, selected_NC, "macro"),
+        "micro_f1": _ratios(matrices_C22.sum(0, keepdims=True))["f1"][0],
+        "macro_f1": float(np.mean(per_label["f1"])),
         "exact_match": accuracy(labels_NC, selected_NC),
         "pr_auc": float(pr_auc_sum / max(labels_NC.any(0).sum(), 1)),
-        **_named_f1(labels_NC, selected_NC, names),
+        **_named_f1(per_label, names),
         "ece": expected_calibration_error(
             # Each of the N x C decisions is a binary example with the classes no and yes.
             np.stack([1 - probabilities_NC.ravel(), probabilities_NC.ravel()], axis=1),
@@ -177,15 +179,35 @@ def multi_label_table(
         As `single_label_table` without pr_auc. "confusion_matrix" has one matrix per label,
         [[neither, selected only], [labelled only, both]].
     """
-    labels_NC = np.asarray(labels_NC, bool)
-    shape = (len(names), 2, 2)
-    matrices_C22 = _or_zeros(
-        multilabel_confusion_matrix, labels_NC, selected_NC, shape=shape, dtype=int
-    )
+    matrices_C22 = _matrices(labels_NC, selected_NC)
     return {
         "labels": list(names),
-        "per_label": _per_label(labels_NC, selected_NC, len(names)),
+        "per_label": _ratios(matrices_C22),
         "confusion_matrix": matrices_C22.tolist(),
+    }
+
+
+def _matrices(labels_NC: np.ndarray, selected_NC: np.ndarray) -> np.ndarray:
+    """Return [[neither, selected only], [labelled only, both]] per label, int `(C, 2, 2)`.
+
+    scikit-learn would take a single column as the two classes False and True.
+    """
+    labels_NC, selected_NC = (array != 0 for array in same_shape(labels_NC, selected_NC))
+    either_2NC = np.stack([~selected_NC, selected_NC])
+    counts_22C = [np.sum(either_2NC & of_NC, axis=1) for of_NC in (~labels_NC, labels_NC)]
+    return np.moveaxis(np.array(counts_22C), -1, 0)
+
+
+def _ratios(matrices_C22: np.ndarray) -> dict[str, list[float]]:
+    """Return what `_per_label` does, of the matrices of labels."""
+    hits_C, support_C = matrices_C22[:, 1, 1], matrices_C22[:, 1].sum(1)
+    selected_C = matrices_C22[:, :, 1].sum(1)
+    # Where a denominator is 0, there are no hits.
+    return {
+        "precision": (hits_C / np.maximum(selected_C, 1)).tolist(),
+        "recall": (hits_C / np.maximum(support_C, 1)).tolist(),
+        "f1": (2 * hits_C / np.maximum(selected_C + support_C, 1)).tolist(),
+        "support": support_C.tolist(),
     }
 
 
@@ -202,18 +224,14 @@ def _or_zeros(
     return metric(labels, predictions, **options) if len(labels) else np.zeros(shape, dtype)
 
 
-def _f1(labels: np.ndarray, predictions: np.ndarray, average: str) -> float:
-    return float(_or_zeros(f1_score, labels, predictions, average=average, zero_division=0))
-
-
 def _per_label(
-    labels: np.ndarray, predictions: np.ndarray, num_labels: int
+    labels_N: np.ndarray, predictions_N: np.ndarray, num_labels: int
 ) -> dict[str, list[float]]:
     """Return {metric: values in the order of the labels}."""
     precision_C, recall_C, f1_C, support_C = _or_zeros(
         precision_recall_fscore_support,
-        labels,
-        predictions,
+        labels_N,
+        predictions_N,
         shape=(4, num_labels),
         labels=range(num_labels),
         zero_division=0,
@@ -226,13 +244,10 @@ def _per_label(
     }
 
 
-def _named_f1(
-    labels: np.ndarray, predictions: np.ndarray, names: Sequence[str]
-) -> dict[str, float]:
+def _named_f1(per_label: dict[str, list[float]], names: Sequence[str]) -> dict[str, float]:
     if len(names) > MAX_NAMED:
         return {}
-    f1_C = _per_label(labels, predictions, len(names))["f1"]
-    return {f"f1_{name}": value for name, value in zip(names, f1_C, strict=True)}
+    return {f"f1_{name}": value for name, value in zip(names, per_label["f1"], strict=True)}
 
 
 def _pr_auc_of_each(labels_NC: np.ndarray, scores_NC: np.ndarray) -> list[float]:

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import sklearn.metrics
 
 from bert_tf import UserError
 from tasks.metrics.classification import (
@@ -116,6 +117,18 @@ def test_metrics_of_sets_by_hand():
     }
 
 
+def test_a_single_label_counts_its_own_rows():
+    labels, selected = np.array([[1], [0], [0], [0]]), np.zeros((4, 1), bool)
+    metrics = multi(labels, selected)
+    assert [metrics[name] for name in ("f1_a", "micro_f1", "macro_f1")] == [0, 0, 0]
+    assert metrics["exact_match"] == 3 / 4
+    assert multi_label_table(labels, selected, NAMES[:1]) == {
+        "labels": ["a"],
+        "per_label": {"precision": [0], "recall": [0], "f1": [0], "support": [1]},
+        "confusion_matrix": [[[3, 0], [1, 0]]],
+    }
+
+
 def test_metrics_equal_their_definitions():
     rng = np.random.default_rng(0)
     for _ in range(60):
@@ -165,6 +178,12 @@ def test_metrics_of_sets_equal_their_definitions():
         assert metrics["macro_f1"] == pytest.approx(sum(of_each) / len(of_each), rel=1e-12)
         rows = [tuple(row) == tuple(other) for row, other in zip(gold, guess, strict=True)]
         assert metrics["exact_match"] == pytest.approx(sum(rows) / len(rows), rel=1e-12)
+        table = multi_label_table(gold, guess, NAMES[: shape[1]])
+        expected = sklearn.metrics.multilabel_confusion_matrix(gold, guess)
+        assert table["confusion_matrix"] == expected.tolist()
+        of_sklearn = sklearn.metrics.precision_recall_fscore_support(gold, guess, zero_division=0)
+        for values, expected in zip(table["per_label"].values(), of_sklearn, strict=True):
+            assert values == expected.tolist()
 
 
 def test_undefined_metrics_are_0():
