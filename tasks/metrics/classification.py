@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -26,10 +27,10 @@ from tasks.metrics.checks import finite, same_shape
 MAX_NAMED = 20  # With more labels there are no metrics per label, since nobody reads so many.
 
 
-def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
+def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
     """Return the fraction of examples with a correct prediction.
 
-    Labels and predictions are ids `(N,)`, or bool `(N, C)`, of which all have to be correct.
+    Both are ids or names `(N,)`, or bool `(N, C)`, of which all have to be correct.
     """
     return float(_or_zeros(accuracy_score, *same_shape(labels, predictions)))
 

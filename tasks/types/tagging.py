@@ -50,6 +50,7 @@ from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
 from tasks.data.readers.tagged import Entity, WordTags, entities_of, to_bio
 from tasks.data.windows import Windows, pack_windows
 from tasks.graph.heads import TokenModel
+from tasks.metrics.classification import accuracy
 from tasks.metrics.entities import entity_scores, strict_f1
 from tasks.model.task_model import TaskModel
 
@@ -651,21 +652,16 @@ class TaggingTask(Task):
         """Return entity-level F1, precision and recall, and the accuracy of tags.
 
         Also "strict_f1", for the strict reading of tags, and "f1_TYPE" with at most FEW_TYPES
-        types.
+        types, 0 for a type that does not occur.
         """
         gold, predicted = self._tags(data, outputs)
         scores = entity_scores(gold, predicted)
-        hits = [
-            tag == other
-            for tags, others in zip(gold, predicted, strict=True)
-            for tag, other in zip(tags, others, strict=True)
-        ]
-        of_types = scores["types"] if len(self.bio.types) <= FEW_TYPES else {}
+        types = self.bio.types if len(self.bio.types) <= FEW_TYPES else ()
         return {
             **{name: scores[name] for name in ("f1", "precision", "recall")},
             "strict_f1": strict_f1(gold, predicted),
-            "accuracy": float(np.mean(hits)) if hits else 0.0,
-            **{f"f1_{name}": metrics["f1"] for name, metrics in of_types.items()},
+            "accuracy": accuracy(*(list(itertools.chain(*tags)) for tags in (gold, predicted))),
+            **{f"f1_{name}": scores["types"].get(name, {"f1": 0.0})["f1"] for name in types},
         }
 
     def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:

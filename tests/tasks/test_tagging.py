@@ -196,10 +196,10 @@ def test_metrics_by_hand(tmp_path, encoded_of):
             [("U.S.", "B-LOC"), ("\u200b", "O"), ("Paris", "B-LOC")],
         ],
     )
-    data, pipeline = encoded_of(path, labels=("PER", "LOC"), max_seq_length=16)
+    data, pipeline = encoded_of(path, labels=("PER", "LOC", "ORG"), max_seq_length=16)
     # Anna I-PER, in O, New B-LOC, York I-LOC; U.S. B-LOC (its "." and S are ignored), Paris O.
     labels_T = np.array([2, 0, 3, 4, 3, 0, 1, 0, 0], np.int32)
-    outputs = {"tag": logits_of(data.windows, labels_T, 5)}
+    outputs = {"tag": logits_of(data.windows, labels_T, 7)}
     metrics = pipeline.task.metrics(data, pipeline.task.metric_inputs(outputs))
     assert metrics == pytest.approx(
         {
@@ -210,6 +210,7 @@ def test_metrics_by_hand(tmp_path, encoded_of):
             "accuracy": 5 / 7,
             "f1_LOC": 4 / 5,
             "f1_PER": 1,
+            "f1_ORG": 0,  # It does not occur.
         }
     )
 
