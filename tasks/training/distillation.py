@@ -404,12 +404,13 @@ class DistilledExamples(EncodedExamples):
             labels[name] = self._filled(self.labelled.labels[name])
             weights[name] = self._filled(scaled)
         for name, values in self.outputs.items():
-            own = self.labelled.weights.get(name, soft[name][:num_labelled])
-            others = soft[name][num_labelled:]
+            of_teacher = soft[name]
+            if isinstance(of_teacher, tf.RaggedTensor):  # The labels say what a word is.
+                own = self.labelled.weights[name]
+                of_teacher = tf.concat([own, of_teacher[num_labelled:]], axis=0)
             if self.task.has_windows:
                 values = windows.packed.input_ids.with_flat_values(values)
-            labels[_PREFIX + name] = values
-            weights[_PREFIX + name] = tf.concat([own, others], axis=0)
+            labels[_PREFIX + name], weights[_PREFIX + name] = values, of_teacher
         self.labels, self.weights = labels, weights
 
     def without_padding(self, values: np.ndarray) -> np.ndarray:

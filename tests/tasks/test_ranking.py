@@ -25,6 +25,7 @@ from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
 from tasks.prediction.outputs import predict
 from tasks.prediction.retrieval import check_ranker, open_ranker, rerank
+from tasks.training.distillation import DistilledExamples
 from tasks.types.ranking import RankingTask
 from tests import small
 from tests.bert_tf.test_task_heads import write_head
@@ -131,6 +132,17 @@ def test_metrics_are_of_each_query():
     listwise = RankingTask(max_seq_length=12, ranking_loss="listwise")
     examples = Examples(examples.texts, [[0, 0, 0], [2], [1, 0]])
     assert listwise.targets(examples, windows_of([3, 1, 2]))[1]["score"].tolist() == [0, 1, 1]
+
+
+def test_a_teacher_teaches_queries_without_a_relevant_text(config, vocabulary):
+    task = RankingTask(max_seq_length=12, ranking_loss="listwise")
+    pipeline = TextRanker(task, config, vocabulary).serving.pipeline
+    texts = {"query": ["a", "b"], "texts": [["app", "bill"], ["open", "high"]]}
+    labelled = EncodedExamples.encode(Examples(texts, [[0, 0], [1, 0]]), pipeline, to_flat)
+    distilled = DistilledExamples(labelled, [])
+    distilled.learn_from({"score": np.zeros((2, 2), np.float32)})
+    weights = {name: np.asarray(of_rows).tolist() for name, of_rows in distilled.weights.items()}
+    assert weights == {"score": [0, 1], "teacher_score": [1, 1]}
 
 
 def test_scores_that_are_not_finite_are_no_good_ranking():
