@@ -204,7 +204,9 @@ class TaskModel(EncoderModel):
                     f"{', '.join((*cls.options, *_COMMON_OPTIONS))}"
                 )
         pretrained = read_pretrained(path, do_lower_case)
-        task = cls._create_task(pretrained, max_seq_length, options)
+        # A new head has no option of the one that it replaces.
+        source = pretrained if keep_head else dataclasses.replace(pretrained, task=None)
+        task = cls._create_task(source, max_seq_length, options)
         if keep_head and task.has_head:
             _warn_of_other_head(pretrained, task)
         return cls.from_weights(

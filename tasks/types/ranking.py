@@ -280,8 +280,8 @@ class TextRanker(TaskModel):
     Options of `from_pretrained`:
         ranking_loss: "binary" or "listwise".
         texts_per_query: Maximum texts of a query in training.
-        activation: "sigmoid" or "identity", of the scores; by default that of a cross-encoder's
-            weights, else sigmoid with the binary loss.
+        activation: "sigmoid" or "identity", of the scores; by default that of a cross-encoder
+            whose head is kept, else sigmoid with the binary loss.
     """
 
     task_class = RankingTask
@@ -289,7 +289,6 @@ class TextRanker(TaskModel):
 
     @classmethod
     def _create_task(cls, pretrained, max_seq_length, options) -> Task:
-        of_source = (pretrained.task or {}).get("activation")
-        if of_source is not None:
-            options = {"activation": of_source, **options}
+        if pretrained.head_for({"kind": cls.task_class.kind}) and "activation" in pretrained.task:
+            options = {"activation": pretrained.task["activation"], **options}
         return super()._create_task(pretrained, max_seq_length, options)

@@ -132,7 +132,7 @@ class TextRegressor(TaskModel):
 
     Options of `from_pretrained`:
         activation: "identity", or "sigmoid" for numbers from 0 to 1; by default that of a
-            regressor's weights, else "identity".
+            regressor whose head is kept, else "identity".
         pairs: Whether a row is a pair of texts.
         truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
     """

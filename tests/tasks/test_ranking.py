@@ -256,9 +256,22 @@ def test_a_cross_encoder_keeps_its_head(huggingface_dir, config):
     model = TextRanker.from_weights(pretrained, task)
     np.testing.assert_array_equal(model.network.head.kernel, head["classifier/kernel"])
     # A regressor of one text has read no pairs.
-    object.__setattr__(pretrained, "task", {"kind": "regression", "text_columns": ["text"]})
+    columns["text_columns"] = ["text"]
+    object.__setattr__(pretrained, "task", {"kind": "regression", **columns})
+    task = TextRanker._create_task(pretrained, 12, {})
+    assert task.activation == "sigmoid"
     model = TextRanker.from_weights(pretrained, task)
     assert not np.array_equal(model.network.head.kernel, head["classifier/kernel"])
+
+
+def test_a_new_head_has_its_own_activation(tmp_path, config, vocabulary):
+    sigmoid = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}
+    write_head(tmp_path / "model", config, vocabulary, "SequenceClassification", 1, **sigmoid)
+    for keep_head, activation in ((True, "sigmoid"), (False, "identity")):
+        model = TextRanker.from_pretrained(
+            tmp_path / "model", max_seq_length=12, ranking_loss="listwise", keep_head=keep_head
+        )
+        assert model.has_new_head != keep_head and model.task.activation == activation
 
 
 @pytest.mark.medium
