@@ -134,6 +134,7 @@ def targets(
         values = dict(zip(texts, columns, strict=False))
         y, weight = (*columns[len(values) :], None)[:2]
         examples = examples_of(task, values, y, weight, class_weight, is_batch=True)
+        task.select_training_examples(examples)  # Tasks that can stream check labels in it.
         labels, weights = task.targets(examples, _NO_WINDOWS)
         for factor in (task.sample_weights(examples, _NO_WINDOWS), examples.weights or None):
             if factor is not None:

@@ -54,10 +54,13 @@ def test_weights_of_a_regressor_keep_its_activation(cross_encoder, tmp_path):
     for path in (cross_encoder, run.path):
         model = TextRegressor.from_pretrained(path, pairs=True, max_seq_length=16)
         np.testing.assert_allclose(model(rows)["value"], expected, atol=1e-6)
-    with pytest.raises(UserError, match="label 5.0: expected a number from 0 to 1 with activation"):
-        model.fit(rows, [0.5, 5.0], verbose=0)
-    other = TextRegressor.from_pretrained(path, pairs=True, activation="identity")
-    assert other.task.activation == "identity"
+    dataset = tf.data.Dataset.from_tensor_slices((rows, [0.5, 5.0])).batch(2)
+    for labelled in ((rows, [0.5, 5.0]), (dataset,)):
+        with pytest.raises(UserError, match="label 5.0: expected a number from 0 to 1 with act"):
+            model.fit(*labelled, verbose=0)
+    for options in ({"activation": "identity"}, {"keep_head": False}):
+        other = TextRegressor.from_pretrained(path, pairs=True, **options)
+        assert other.task.activation == "identity"
 
 
 @pytest.mark.parametrize("text", ["", "high", "nan", "inf", "-inf", "1e39", "1,5", "3.0.0"])
