@@ -80,10 +80,7 @@ def scores_by_length(
         length = min((len(normalize_answer(answer).split()) for answer in answers), default=0)
         groups[next(name for most, name in _LENGTHS if length <= most)].append(question)
     return {
-        name: {
-            "exact_match": float(np.mean([exact_match(*pair) for pair in pairs])),
-            "f1": float(np.mean([f1(*pair) for pair in pairs])),
-        }
+        name: _means("", [(exact_match(*pair), f1(*pair)) for pair in pairs])
         for name, questions in groups.items()
         if (pairs := [(predictions[key], golds[key] or [""]) for key in questions])
     }
