@@ -3,7 +3,6 @@
 Shape suffixes: B sequences of a batch, N rows of C texts, D size of a vector.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
@@ -25,10 +24,6 @@ ACTIVATIONS = {"tanh": "tanh", "identity": None}  # Of dense layers: name in Ker
 MIN_NORM = 1e-12  # Of a vector that is divided by its norm, as in PyTorch.
 
 
-def _difference_norm(order: int, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    return -tf.norm(a - b, ord=order, axis=-1)
-
-
 def cosine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Return the cosines of vectors `(..., D)`, `(...)`; 0 for a vector of zeros."""
     return tf.reduce_sum(normalized(a) * normalized(b), axis=-1)
@@ -39,8 +34,8 @@ def cosine(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 SIMILARITIES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "cosine": cosine,
     "dot": lambda a, b: tf.reduce_sum(a * b, axis=-1),
-    "euclidean": functools.partial(_difference_norm, 2),
-    "manhattan": functools.partial(_difference_norm, 1),
+    "euclidean": lambda a, b: -tf.norm(a - b, axis=-1),
+    "manhattan": lambda a, b: -tf.norm(a - b, ord=1, axis=-1),
 }
 
 
