@@ -369,11 +369,16 @@ class TaskModel(EncoderModel):
             # As in `evaluate`; strings are chunked further by their numbers of tokens.
             batch_size = 64 if batch_size is None else batch_size
             return super().predict(x, batch_size, verbose, steps, callbacks)
+        columns, batch_size = self._rows_to_predict(x, batch_size, verbose, steps, callbacks)
+        self._warn_if_untrained()
+        return self.serving.call("serving_default", columns, batch_size)
+
+    def _rows_to_predict(self, x, batch_size=None, verbose="auto", steps=None, callbacks=None):
+        """Return strings by input name, and the rows per call; arguments as of `predict`."""
         batch_size = ROWS_PER_CALL if batch_size is None else batch_size
         x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
         _check_none(callbacks=callbacks)
-        self._warn_if_untrained()
-        return self.serving.call("serving_default", self._columns(x), batch_size)
+        return self._columns(x), batch_size
 
     @argument_names()
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +14,7 @@ import tasks
 from bert_tf import Tokenizer, UserError, read_pretrained
 from bert_tf.conversion import checked_conversion
 from tasks.base.task import task_from_dict
+from tasks.model.labelled_rows import Rows
 from tasks.prediction.outputs import VectorJob, create_embedder
 from tasks.types.similarity.embedding_model import SIMILARITIES, normalized
 from tasks.types.similarity.text_embedder import SimilarityTask
@@ -131,6 +133,34 @@ def test_arguments_of_predict_are_checked_with_a_prompt_too(config, vocabulary):
         model.predict(TEXTS, batch_size=0, prompt="query")
     with pytest.raises(UserError, match="steps: expected with a dataset only"):
         model.predict(TEXTS, batch_size=None, prompt="query", steps=1)
+    with pytest.raises(UserError, match="callbacks: expected with token ids only"):
+        model.predict(TEXTS, prompt="query", callbacks=[keras.callbacks.History()])
+    with pytest.raises(TypeError, match="step"):
+        model.predict(TEXTS, prompt="query", step=1)
+    with pytest.raises(UserError, match="batch_size=0: expected an integer > 0"):
+        model.token_vectors(TEXTS, batch_size=0)
+
+
+def test_vectors_of_tokens_are_those_of_any_rows(config, vocabulary):
+    model = tasks.TextEmbedder(SimilarityTask(max_seq_length=8), config, vocabulary)
+    expected = model.token_vectors(TEXTS)
+    dataset = tf.data.Dataset.from_tensor_slices(TEXTS).batch(4)
+    for rows in (Rows({"text": TEXTS}, [], (), "texts.csv"), dataset):
+        for found, row in zip(model.token_vectors(rows), expected, strict=True):
+            assert found[0] == row[0]
+            np.testing.assert_allclose(found[1], row[1], atol=1e-5)
+
+
+def test_one_size_is_a_list_of_one():
+    one = SimilarityTask.from_options(
+        max_seq_length=8, dense_units=384, dense_activations="identity", matryoshka_dims=64
+    )
+    several = {"dense_units": [384], "dense_activations": ["identity"], "matryoshka_dims": [64]}
+    assert one == SimilarityTask.from_options(max_seq_length=8, **several)
+    default = SimilarityTask.from_options(max_seq_length=8, dense_units=384)
+    assert (default.dense_units, default.dense_activations) == ((384,), ("tanh",))
+    with pytest.raises(UserError, match="dense_units=.'384',.: expected integers >= 1"):
+        SimilarityTask.from_options(max_seq_length=8, dense_units="384")
 
 
 def test_the_log_of_a_training_names_the_prompt():

@@ -45,7 +45,7 @@ from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline
 from tasks.metrics.checks import finite
 from tasks.metrics.regression import pearson, spearman
 from tasks.metrics.retrieval import normalized
-from tasks.model.labelled_rows import first_batches, positive
+from tasks.model.labelled_rows import positive
 from tasks.model.task_model import TaskModel
 from tasks.types.similarity.embedding_model import (
     ACTIVATIONS,
@@ -405,8 +405,12 @@ class SimilarityTask(TextTask):
     def from_options(cls, *, max_seq_length: int, pairs: bool = False, **options: Any) -> Self:
         """Create the task from the options of `TextEmbedder.from_pretrained`.
 
-        Dense layers without `dense_activations` have tanh, as in sentence-transformers.
+        Dense layers without `dense_activations` have tanh, as in sentence-transformers. One value
+        stands for a list of it.
         """
+        for name in ("dense_units", "dense_activations", "matryoshka_dims"):
+            if isinstance(options.get(name), int | str):
+                options[name] = (options[name],)
         units = options.get("dense_units", ())
         if units and not options.get("dense_activations"):
             options["dense_activations"] = ("tanh",) * len(units)
@@ -754,7 +758,7 @@ class TextEmbedder(TaskModel):
             "sum_last_4" or "concat_last_4", which has 4 H numbers per vector.
         pooling: "mean" over all tokens, [CLS] and [SEP] included, "cls", "max", "mean_sqrt_len",
             the sum divided by the square root of the number of tokens, or several joined by "+".
-        dense_units: Outputs of each dense layer after pooling.
+        dense_units: Outputs of each dense layer after pooling, or of the only one.
         dense_activations: "tanh" or "identity" per dense layer.
         normalize: Whether vectors have the norm 1.
         prompts: Texts that are put before a text, by name.
@@ -822,12 +826,9 @@ class TextEmbedder(TaskModel):
         text = self.task.prompt_text(prompt)
         if len(self.task.input_names) > 1:
             raise UserError(f"prompt={prompt!r:.80}: expected none with pairs")
-        batch_size = positive("batch_size", ROWS_PER_CALL if batch_size is None else batch_size)
-        x = first_batches(x, kwargs.get("steps"))
+        columns, batch_size = self._rows_to_predict(x, batch_size, **kwargs)
         self._warn_if_untrained()
-        columns = self._columns(x)
-        prompts = [text] * len(columns["text"])
-        columns = {"text": columns["text"], "prompt": prompts}
+        columns["prompt"] = [text] * len(columns["text"])
         return self.serving.call("with_prompt", columns, batch_size)["embedding"]
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
@@ -860,7 +861,8 @@ class TextEmbedder(TaskModel):
             Per row L tokens, and float32 `(L, D)`.
         """
         entries, rows = self.vocabulary.entries, []
-        for texts in Examples(self.task.columns(x), []).slices(batch_size):
+        batch_size = positive("batch_size", batch_size)
+        for texts in Examples(self._columns(x), []).slices(batch_size):
             packed = self.serving.pipeline.encode(**texts).packed
             vectors_BLD = self._token_vectors(to_padded(packed, self.vocabulary)).numpy()
             for ids, vectors_LD in zip(packed.input_ids.to_list(), vectors_BLD, strict=True):
