@@ -55,6 +55,7 @@ from tasks.model.labelled_rows import (
     WEIGHTS_UNSUPPORTED,
     check_dataset,
     class_factors,
+    column_of,
     evaluation_examples,
     examples_of,
     first_batches,
@@ -620,7 +621,8 @@ class TaskModel(EncoderModel):
                 or a dict or DataFrame with a column per input. Or `Rows` of `read_examples`, with
                 y, or a tf.data.Dataset of batches (x, y) or (x, y, sample_weight). TextClassifier
                 and TextRegressor read a dataset batch by batch in its own order, all others once. A
-                dict of token ids, or a dataset of them, goes to Keras untouched.
+                dict of token ids, or a dataset of them, goes to Keras untouched; options that need
+                all rows are refused.
             y: Labels per row: names or ids of classes, numbers, entities, answers or choices.
                 Integers are names if the labels are numbers that no ids could be; they are refused
                 if both are possible. Predicted labels are names, as strings.
@@ -793,14 +795,19 @@ class TaskModel(EncoderModel):
 
     def _fit_token_ids(self, x, y, *, steps_per_epoch, epochs, callbacks, **kwargs):
         """Train on token ids; arguments as of keras.Model.fit."""
+        self._check_needs_no_rows()
         y = self._array_of_labels(y)
         if isinstance(kwargs["validation_data"], tuple):
             dev_x, dev_y, *dev_weights = kwargs["validation_data"]
             kwargs["validation_data"] = (dev_x, self._array_of_labels(dev_y), *dev_weights)
-        if kwargs["class_weight"] is not None:
-            factors = class_factors(self.task, kwargs["class_weight"])
+        given, of_task = kwargs["class_weight"], getattr(self.task, "class_weights", ())
+        if given is not None or of_task:
+            factors = class_factors(self.task, {} if given is None else given)
             # All ids, since Keras looks those of a dataset up in a list.
-            kwargs["class_weight"] = {n: factors.get(n, 1.0) for n in range(len(self.labels))}
+            kwargs["class_weight"] = {
+                number: factors.get(number, 1.0) * weight
+                for number, weight in enumerate(of_task or [1.0] * len(self.labels))
+            }
         batch_size, num_steps = kwargs["batch_size"] or 32, steps_per_epoch  # As in Keras.
         if self._num_replicas > 1:
             self._batch_size(x, batch_size)
@@ -821,8 +828,23 @@ class TaskModel(EncoderModel):
                 **kwargs,
             )
 
+    def _check_needs_no_rows(self):
+        """Raise UserError if batches of token ids do not suffice for training."""
+        task, is_new = self.task, self.has_new_head
+        needs_rows = {
+            "balanced_sampling": getattr(task, "balanced_sampling", False),
+            "prior_bias": is_new and getattr(task, "prior_bias", False),
+            "a new autoencoder": is_new and task.trains_on_vectors,
+        }
+        for name, is_needed in needs_rows.items():
+            if is_needed:
+                raise UserError(
+                    f"x: {name} needs all rows; expected strings in fit, received token ids"
+                )
+
     def _array_of_labels(self, y):
         """Return the labels of token ids as Keras takes them: no list, no names."""
+        y = column_of(self.task, y, is_scalar=False)
         if isinstance(y, list) and y and np.ndim(y[0]) == 0:
             y = np.array(y)
         kind = getattr(getattr(y, "dtype", None), "kind", None)
@@ -1220,6 +1242,7 @@ class TaskModel(EncoderModel):
             )
         if self._num_parts > 1:
             raise UserError(_NO_PARTS)
+        self._check_needs_no_rows()
         with self._changing_weights():
             return super().train_on_batch(x, *args, **kwargs)
 

@@ -427,6 +427,37 @@ def test_class_weights_of_token_ids_are_by_name_or_id(no_dropout):
         model.fit(rows, ids, class_weight={"bill": 5.0})
 
 
+def test_class_weights_of_the_model_apply_to_token_ids(directory, monkeypatch):
+    model, received = create(directory, class_weights=[2.0, 3.0, 4.0]), []
+    monkeypatch.setattr(
+        keras.Model,
+        "fit",
+        lambda model, x, y, **options: received.append((y.tolist(), options["class_weight"])),
+    )
+    rows, ids = token_ids(model), IDS[: len(ROWS)]
+    model.fit(rows, ids)
+    model.fit(rows, {"label": np.array(ids)}, class_weight={LABELS[0]: 0.5})
+    assert received == [(ids, {0: 2.0, 1: 3.0, 2: 4.0}), (ids, {0: 1.0, 1: 3.0, 2: 4.0})]
+
+
+def test_what_needs_all_rows_is_refused_with_token_ids(directory, monkeypatch):
+    options = {"max_seq_length": 12, "latent_dim": 3}
+    models = {
+        name: create(directory, **{name: True}) for name in ("balanced_sampling", "prior_bias")
+    }
+    models["a new autoencoder"] = AnomalyDetector.from_pretrained(directory, **options)
+    for name, model in models.items():
+        model.compile(AdamW(1e-3))
+        for train in (model.fit, model.train_on_batch):
+            with pytest.raises(UserError, match=f"x: {name} needs all rows; expected strings in f"):
+                train(token_ids(model), np.array(IDS[: len(ROWS)]))
+        assert model.has_new_head
+    monkeypatch.setattr(keras.Model, "fit", lambda model, *rows, **options: "trained")
+    for name in ("prior_bias", "a new autoencoder"):
+        models[name].has_new_head = False
+        assert models[name].fit(token_ids(models[name]), np.zeros(len(ROWS), int)) == "trained"
+
+
 @pytest.mark.medium
 def test_a_head_that_was_set_or_trained_batch_by_batch_is_not_new(directory):
     model, other = (create(directory, calibrate=True) for _ in range(2))
