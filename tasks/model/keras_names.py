@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
@@ -74,14 +75,18 @@ _FITTING: dict[Any, _Fitting] = {
 }
 # All other metrics of the tasks of this project are the better the higher they are.
 LOWER_IS_BETTER = ("loss", "mean_squared_error", "ece", "degenerate", "false_alarm_rate")
-# Metrics of Keras that compare probabilities with a threshold, by its attribute.
-_THRESHOLDS = {"binary_accuracy": "threshold", "precision": "thresholds", "recall": "thresholds"}
-# Metrics of Keras for labels that are one-hot, or for probabilities of them.
-_OF_ONE_HOT = (
+# Metrics of Keras for labels that are one-hot, or for probabilities.
+_OF_PROBABILITIES = (
     "accuracy",
     "categorical_accuracy",
     "categorical_crossentropy",
     "top_k_categorical_accuracy",
+    "f1score",
+    "fbeta_score",
+    "precision_at_recall",
+    "recall_at_precision",
+    "sensitivity_at_specificity",
+    "specificity_at_sensitivity",
 )
 
 
@@ -115,7 +120,7 @@ def compile_arguments(
         accuracies = [entry for entry in of_output if isinstance(entry, LabelAccuracy)]
         metrics[name] = [entry for entry in of_output if entry not in accuracies]
         weighted = weighted_metrics.setdefault(name, [])
-        names = [entry.name for entry in weighted]
+        names = [getattr(entry, "name", entry) for entry in weighted]
         weighted += [entry for entry in accuracies if entry.name not in names]
     return {
         "loss": {name: _loss_of(task, name, value) for name, value in loss.items()},
@@ -190,13 +195,9 @@ def _metric_of(task, output, metric):
         return metric
     accuracies = fitting.accuracies if output in task.accuracies else ()
     if isinstance(metric, keras.metrics.Metric):
-        if not _is_argmax(name, fitting) and name not in _OF_ONE_HOT:
-            if getattr(metric, _THRESHOLDS.get(name, ""), 0) in (0.5, [0.5]):
-                raise UserError(
-                    f"metrics: {type(metric).__name__} compares logits with 0.5; pass "
-                    f"{_THRESHOLDS[name]}=0"
-                )
+        if not _is_argmax(name, fitting) and name not in _OF_PROBABILITIES:
             _check_logits("metrics", metric)
+            _check_thresholds(metric)
             return metric
     elif name in accuracies:
         return LabelAccuracy(name)
@@ -244,6 +245,19 @@ def _check_logits(argument, given):
             f"{argument}: {type(given).__name__} expects probabilities, but the output is logits; "
             "pass from_logits=True"
         )
+
+
+def _check_thresholds(metric):
+    """Raise UserError if a metric compares the output with a probability."""
+    if isinstance(metric, keras.metrics.AUC):  # Which maps logits to probabilities.
+        return
+    for argument in ("threshold", "thresholds"):
+        value = getattr(metric, argument, None)
+        if value is not None and np.max(value) > 0:
+            raise UserError(
+                f"metrics: {type(metric).__name__} compares logits with {np.max(value)}; "
+                f"pass {argument}=0"
+            )
 
 
 def set_directions(task: Task, callbacks: Sequence[keras.callbacks.Callback]) -> None:

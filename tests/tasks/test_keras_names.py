@@ -151,9 +151,18 @@ def test_metrics_of_the_user_and_of_keras():
     assert resolve(THREE, weighted_metrics=None)["weighted_metrics"] is None
     (chosen,) = resolve(THREE, metrics=["acc"], weighted_metrics=None)["weighted_metrics"]["label"]
     assert chosen.name == "accuracy"
+    both = resolve(NUMBER, metrics=["mae"], weighted_metrics=["mse"])
+    assert both["weighted_metrics"] == {"value": ["mse"]}
     precision = keras_metrics.Precision(thresholds=0)
     assert resolve(TWO, metrics={"label": precision})["metrics"] == {"label": [precision]}
-    resolve(TWO, metrics=[keras_metrics.AUC(from_logits=True)])
+    others = [
+        keras_metrics.AUC(from_logits=True),
+        keras_metrics.TruePositives(thresholds=[0]),
+        keras_metrics.BinaryIoU(threshold=0),
+    ]
+    assert resolve(TWO, metrics=others)["metrics"] == {"label": others}
+    best = keras_metrics.Precision(top_k=2)  # Which has a threshold below all logits.
+    assert resolve(MULTI, metrics=[best])["metrics"] == {"label": [best]}
 
 
 @pytest.mark.parametrize(
@@ -165,6 +174,16 @@ def test_metrics_of_the_user_and_of_keras():
         (THREE, keras_metrics.CategoricalAccuracy(), "metrics='categorical_accuracy': does not"),
         (TWO, keras_metrics.BinaryAccuracy(), "BinaryAccuracy compares logits with 0.5; pass thre"),
         (TWO, keras_metrics.Precision(), "Precision compares logits with 0.5; pass thresholds=0"),
+        (TWO, keras_metrics.Recall(thresholds=0.3), "Recall compares logits with 0.3; pass thresh"),
+        *(
+            (TWO, getattr(keras_metrics, f"{which}s")(), f"{which}s compares .* 0.5; pass thresh")
+            for which in ("TruePositive", "TrueNegative", "FalsePositive", "FalseNegative")
+        ),
+        (TWO, keras_metrics.BinaryIoU(), "BinaryIoU compares logits with 0.5; pass threshold=0"),
+        (MULTI, keras_metrics.F1Score(threshold=0.5), "metrics='f1score': does not fit the output"),
+        (MULTI, keras_metrics.FBetaScore(), "metrics='fbeta_score': does not fit the output"),
+        (TWO, keras_metrics.PrecisionAtRecall(0.5), "metrics='precision_at_recall': does not fit"),
+        (TWO, keras_metrics.SensitivityAtSpecificity(0.5), "at_specificity': does not fit the out"),
         (TWO, keras_metrics.AUC(), "metrics: AUC expects probabilities, .* pass from_logits=True"),
         (TWO, keras_metrics.SparseCategoricalAccuracy(), "with two labels, which is one logit"),
         (TWO, "AUC", "metrics='auc': does not fit"),
