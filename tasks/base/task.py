@@ -233,6 +233,14 @@ class Task(abc.ABC):
         return cls(max_seq_length=max_seq_length, **options)
 
     @classmethod
+    def for_reading(cls, data: Source | FileRows, *, max_seq_length: int, **options: Any) -> Self:
+        """Create a task that reads a labelled file of any use, such as a dev file.
+
+        Arguments as of `from_data`, which it is by default.
+        """
+        return cls.from_data(data, max_seq_length=max_seq_length, **options)
+
+    @classmethod
     def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that pretrained weights or a run bring, by default none.
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError, argument_names
 from bert_tf.system.scalars import to_python
-from tasks.base.task import Task, task_class
+from tasks.base.task import Task, check_positive, task_class
 from tasks.base.task_types import default_settings, read_file
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import as_list, jsonable, without_axis
@@ -64,14 +64,14 @@ def read_examples(
     """
     task_of_type = task_class(task_type)
     known = {field.name for field in dataclasses.fields(task_of_type)}
-    known |= set(inspect.signature(task_of_type.from_data).parameters) - {"data", "options"}
+    known |= set(inspect.signature(task_of_type.for_reading).parameters) - {"data", "options"}
     if unknown := sorted(options.keys() - known):
         raise UserError(f"{unknown[0]}: unknown option; expected fields of {task_type}")
     if not labelled:
         return _read_texts(path, task_type, options)
     options["max_seq_length"] = default_settings(task_type)["max_seq_length"]
     data = read_file({"kind": task_type, **options, "for_training": True}, path)
-    task = task_of_type.from_data(data, **options)
+    task = task_of_type.for_reading(data, **options)
     examples = task.load_examples(data)
     y = [task.decode_label(label) for label in examples.labels]
     return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
@@ -126,8 +126,7 @@ def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
 def positive(name: str, value: Any) -> int:
     """Return a positive integer of Python; raises UserError if a value is none."""
     value = to_python(value)
-    if type(value) is not int or value < 1:
-        raise UserError(f"{name}={value!r:.80}: expected an integer > 0")
+    check_positive(name, value)
     return value
 
 
@@ -185,8 +184,8 @@ def evaluation_examples(task: Task, data: Any) -> Examples:
     if isinstance(data, list) and not any(isinstance(entry, str) for entry in data):
         data = tuple(data)
     if not isinstance(data, tuple):
-        return unweighted(examples_of(task, data))
-    if not 2 <= len(data) <= 3:
+        data = (data,)
+    elif not 2 <= len(data) <= 3:
         raise UserError(f"expected (x, y) or (x, y, sample_weight), received {len(data)} entries")
     return unweighted(examples_of(task, *data))
 

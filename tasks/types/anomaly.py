@@ -7,7 +7,7 @@ Shape suffixes: B texts, N examples or training texts, S samples, H hidden size,
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import keras
@@ -217,11 +217,10 @@ class AnomalyTask(TextTask):
         """
         normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
         task = cls(normal_labels=normal_labels, **options)
-        rows = raise_bad_rows(task.iter_rows(data, labelled=True))
-        labels = {row.label for row in rows if row.label is not None}
+        labels = task._labels_in(data)
         if not labels:
             return task
-        found = ", ".join(sorted(labels)[:10]) + ", ..." * (len(labels) > 10)
+        found = _joined(labels)
         if not task.normal_labels:
             if len(labels) > 1:
                 raise UserError(
@@ -234,6 +233,24 @@ class AnomalyTask(TextTask):
                     f"--normal_labels: no row of {data} has label {label!r}. Found: {found}"
                 )
         return task
+
+    @classmethod
+    def for_reading(
+        cls, data: Source | FileRows, *, normal_labels: Sequence[str] = (), **options: Any
+    ) -> Self:
+        """Create a task that reads a file; `normal_labels` are required if it has labels."""
+        task = cls(normal_labels=tuple(map(as_label, normal_labels)), **options)
+        labels = task._labels_in(data)
+        if labels and not task.normal_labels:
+            raise UserError(
+                f"{data}: labels: {_joined(labels)}. Set --normal_labels to those of normal rows"
+            )
+        return task
+
+    def _labels_in(self, data):
+        """Return the labels of a file, sorted."""
+        rows = raise_bad_rows(self.iter_rows(data, labelled=True))
+        return sorted({row.label for row in rows if row.label is not None})
 
     def label_of(self, label: str | None) -> int:
         """Return whether a label, None in a file without labels, is one of an anomaly."""
@@ -379,6 +396,10 @@ class AnomalyTask(TextTask):
                 f"{' and '.join(better)}; use the simpler method"
             )
         return None
+
+
+def _joined(labels):
+    return ", ".join(labels[:10]) + ", ..." * (len(labels) > 10)
 
 
 @keras.saving.register_keras_serializable("bert_tf")

@@ -448,7 +448,16 @@ class TaggingTask(Task):
     soft_losses = {"tag": softmax_divergence}
 
     @classmethod
-    def from_data(
+    def from_data(cls, data: Source | FileRows, **options: Any) -> Self:
+        """Create the task as `for_reading` does; raises UserError if the file has no entity."""
+        task = cls.for_reading(data, **options)
+        rows = raise_bad_rows(task.iter_rows(data, labelled=True))
+        if not any(_types(row.label) for row in rows):
+            raise UserError(f"{data}: expected at least one entity to train on, received none")
+        return task
+
+    @classmethod
+    def for_reading(
         cls,
         data: Source | FileRows,
         *,
@@ -459,11 +468,10 @@ class TaggingTask(Task):
         text_column: str | None = None,
         **options: Any,
     ) -> Self:
-        """Create the task from a training file, by default with its entity types, sorted.
+        """Create the task from a labelled file, by default with its entity types, sorted.
 
         `labels` are entity types, or BIO tags with O; `doc_stride` is half a window by default.
-        The column has either name, as in `read_tagged`. Raises UserError if the file contains no
-        entity.
+        The column has either name, as in `read_tagged`.
         """
         if text_column is None:
             (text_column,) = text_columns
@@ -477,9 +485,9 @@ class TaggingTask(Task):
         found = set()
         for row in raise_bad_rows(task.iter_rows(data, labelled=True)):
             found |= _types(row.label)
-        if not found:
-            raise UserError(f"{data}: expected at least one entity to train on, received none")
         names = tuple(map(as_label, labels)) or sorted(found)
+        if not names:  # Such as a dev file.
+            return task
         return dataclasses.replace(task, labels=BioLabels.of_names(names, "--labels").labels)
 
     @classmethod
@@ -559,8 +567,8 @@ class TaggingTask(Task):
 
     def label_of(self, label: WordTags | list[Entity]) -> WordTags | list[Entity]:
         """Return the label; raises ValueError at an entity type that the task does not have."""
-        unknown = sorted(_types(label).difference(self.bio.types))
-        if unknown:
+        types = _types(label)
+        if types and (unknown := sorted(types.difference(self.bio.types))):
             known = ", ".join(self.bio.types)
             raise ValueError(f"entity type {unknown[0]!r:.80}: expected one of {known}")
         return label

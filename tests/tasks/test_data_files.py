@@ -108,6 +108,19 @@ def test_rows_for_fit_are_read_once(complaints, opened):
     assert opened[str(complaints["train"])] == 1
 
 
+def test_files_that_cannot_be_trained_on_are_read(tmp_path):
+    one = small.write_rows(tmp_path / "one.csv", [("t", "a"), ("u", "a")])
+    rows = read_examples(one)
+    assert (rows.y, rows.labels) == (["a", "a"], ("a",))
+    (tmp_path / "none.jsonl").write_text(lines({"text": "a b", "entities": []}))
+    rows = read_examples(tmp_path / "none.jsonl", "tagging")
+    assert (rows.y, rows.labels) == ([[]], ())
+    for normal, expected in ((["b"], [1, 1]), (["a", "b"], [0, 0])):
+        assert read_examples(one, "anomaly", normal_labels=normal).y == expected
+    with pytest.raises(UserError, match="one.csv: labels: a. Set normal_labels to those of normal"):
+        read_examples(one, "anomaly")
+
+
 UNLABELLED = {
     "classification": ("text", ["a"], "a"),
     "similarity": ("text", ["a"], "a"),

@@ -184,30 +184,41 @@ class ClassificationTask(LabelledTextTask):
         class_imbalance.check_options(class_weights=class_weights, **options)
         if options.get("rare_label") is not None:
             options["rare_label"] = as_label(options["rare_label"])
-        task = cls(labels=tuple(map(as_label, labels)), **options)
-        if task.multi_label and task.file_format in GLUE:
-            raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
-        counts = collections.Counter[str]()
-        for row in raise_bad_rows(task.iter_rows(data, labelled=True)):
-            try:
-                counts.update(task.names_in(row.label))
-            except ValueError as error:
-                raise UserError(f"{row.location}: {error}") from None
+        task = cls.for_reading(data, labels=labels, **options)
+        counts = task._counts(data)
         if len(counts) < 2:
             only = repr(min(counts)) if counts else "none"
             only += " or none" if counts and task.multi_label else ""
             raise UserError(f"{data}: expected two or more labels. Received: {only}")
-        published = GLUE[task.file_format].labels if task.file_format in GLUE else ()
-        labels = task.labels or published or _in_order(counts)
         objective = task.threshold_objective or (None if task.rare_label is None else "f1")
         weights = class_imbalance.class_weights_of(
-            class_weights, labels, [counts[label] for label in labels]
+            class_weights, task.labels, [counts[label] for label in task.labels]
         )
-        task = dataclasses.replace(
-            task, labels=labels, class_weights=weights, threshold_objective=objective
-        )
+        task = dataclasses.replace(task, class_weights=weights, threshold_objective=objective)
         task._check_thresholds()
         return task
+
+    @classmethod
+    def for_reading(
+        cls, data: Source | FileRows, *, labels: Sequence[str] = (), **options: Any
+    ) -> Self:
+        """Create a task that reads a file, by default with its labels, of which one is enough."""
+        task = cls(labels=tuple(map(as_label, labels)), **options)
+        if task.multi_label and task.file_format in GLUE:
+            raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
+        counts = task._counts(data)
+        published = GLUE[task.file_format].labels if task.file_format in GLUE else ()
+        return dataclasses.replace(task, labels=task.labels or published or _in_order(counts))
+
+    def _counts(self, data):
+        """Return the number of rows of a file by label."""
+        counts = collections.Counter[str]()
+        for row in raise_bad_rows(self.iter_rows(data, labelled=True)):
+            try:
+                counts.update(self.names_in(row.label))
+            except ValueError as error:
+                raise UserError(f"{row.location}: {error}") from None
+        return counts
 
     @classmethod
     def from_options(
