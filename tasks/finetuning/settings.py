@@ -12,7 +12,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.planning.devices import PlannedDevices
 from bert_tf.runs.run import Run
-from bert_tf.storage import paths
+from bert_tf.storage import files, paths
 from bert_tf.system.command import defaults, flag
 from bert_tf.weights import sources
 from tasks.base import task_types
@@ -332,7 +332,7 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         data = self.read_data()
         for rows in (*data.labelled.values(), *data.unlabelled.values()):
             check_good(rows)
-        if self.teacher:
+        if self.teacher and not files.is_remote(self.teacher):  # That is read with TensorFlow.
             check_teacher(self.teacher, self._dataset.kind)
         if self.is_sweep:
             self.check_is_no_run()

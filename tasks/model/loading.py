@@ -11,6 +11,7 @@ import keras
 
 import tasks
 from bert_tf.errors import UserError, argument_names
+from bert_tf.storage import files
 from tasks.base.task import Task
 from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.model.task_model import TaskModel
@@ -63,7 +64,7 @@ def model_class(task: Task) -> type[TaskModel]:
 def _import_class(path):
     """Import the class of a .keras file, which registers it with Keras."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with files.open_file(path) as stream, zipfile.ZipFile(stream) as archive:
             values = json.loads(archive.read("config.json"))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not a .keras file: {error}") from None

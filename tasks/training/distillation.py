@@ -39,9 +39,9 @@ from tasks.base.task import task_from_dict
 from tasks.data.examples import Arrays, EncodedExamples, Examples
 from tasks.data.windows import concat
 from tasks.graph.evaluation import Evaluator
-from tasks.graph.pipeline import Pipeline, concat_padded
+from tasks.graph.pipeline import Pipeline, PublishedModel, concat_padded
 from tasks.graph.preprocessor import Preprocessor
-from tasks.graph.published import is_saved_model
+from tasks.graph.published import is_saved_model, published_task
 from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.training.settings import check_teacher
 
@@ -139,11 +139,11 @@ def read_teacher(path: str, kind: str, strategy: tf.distribute.Strategy) -> Teac
     Raises:
         UserError: If there is no model of this task type.
     """
-    of_version = check_teacher(path, kind)
+    check_teacher(path, kind)
     if kind == KIND and not Run.exists(path):
         return _embedder_teacher(path, strategy)
     if is_saved_model(path):
-        return _saved_model_teacher(path, task_from_dict(of_version or {}))
+        return _saved_model_teacher(path)
     return _run_teacher(path, strategy)
 
 
@@ -219,31 +219,29 @@ def _network_outputs(name, task, network, pipeline, strategy, student, log):
     return Evaluator(task, network, strategy, log=log).outputs(encoded, reduced=False)
 
 
-def _saved_model_teacher(path, task):
+def _saved_model_teacher(path):
     """Return a published version, as it is served: with its temperature, in its precision.
 
     Its outputs are logits with the probabilities that are served, or the values.
     """
-    name, digest = f"--teacher={path}", hashlib.sha256()
+    task, digest = task_from_dict(published_task(path)), hashlib.sha256()
     variables = files.listdir(os.path.join(path, "variables"))
     for file in ["saved_model.pb", *(f"variables/{file}" for file in variables)]:
         digest.update(f"{file} {files.sha256(os.path.join(path, file))}".encode())
 
     def outputs(student, log):
-        try:
-            serve = checkpoints.load_saved_model(path).signatures["serving_default"]
-        except (OSError, KeyError, tf.errors.OpError) as error:
-            raise UserError(f"{name}: not a loadable SavedModel: {error}") from None
+        published = PublishedModel(path)
+        serve = published.signatures["serving_default"]
         parts, (output,) = [], task.soft_losses
         with Progress(log, "rows", len(student.examples)) as progress:
             for texts in student.examples.slices(_ROWS_PER_CALL):
-                parts.append(_logits(task, serve(**texts)))
+                parts.append(_logits(task, serve(*(texts[name] for name in task.input_names))))
                 progress.update(progress.done + len(parts[-1]))
         # Slices have their own number of choices.
         return {output: concat_padded(parts, MASKED_SCORE)}
 
     record = {"source": f"SavedModel {path}", "sha256": digest.hexdigest()}
-    return Teacher(name, task, record, outputs)
+    return Teacher(f"--teacher={path}", task, record, outputs)
 
 
 def _logits(task, served):

@@ -186,19 +186,14 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 SERVED_TEACHERS = ("classification", "regression", "multiple_choice")
 
 
-def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
+def check_teacher(path: str, kind: str) -> None:
     """Check that a teacher is a fine-tuned run or a published version of a student's task type.
 
     That of an embedder may be any embedder.
 
-    Returns:
-        The values of its task.json, or None for a remote path and an embedder that is no run.
-
     Raises:
         UserError: It is not.
     """
-    if files.is_remote(path):
-        return None
     if kind == KIND and not Run.exists(path):
         sources.check(path, as_embedder=True)
         if not sources.embedder_settings(path):
@@ -206,7 +201,7 @@ def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
                 f"--teacher={path}: expected a run of task {kind} or a directory of "
                 "sentence-transformers"
             )
-        return None
+        return
     if not is_saved_model(path):
         task = Run.open(path).task
         if task is None:
@@ -228,4 +223,3 @@ def check_teacher(path: str, kind: str) -> Mapping[str, Any] | None:
         raise UserError(
             f"--teacher={path}: expected a model of task {kind}, received {task.get('kind')}"
         )
-    return task

@@ -3,9 +3,11 @@
 import dataclasses
 import pathlib
 import shutil
+import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import export
 import tasks
@@ -13,10 +15,12 @@ from bert_tf import UserError, Vocabulary
 from bert_tf.runs import checkpoints
 from bert_tf.runs.checkpoints import CheckpointManager
 from bert_tf.runs.run import Run
+from bert_tf.storage import files
 from bert_tf.text.encoder_inputs import to_flat
 from tasks import load_model
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning.recipe import finetune
+from tasks.graph.published import TASK_OF_VERSION
 from tasks.training.distillation import Distillation, read_teacher
 from tests import small
 from tests.conftest import WORDS
@@ -264,6 +268,26 @@ def test_saved_model_teaches_what_its_run_does(name, huggingface_dir, tmp_path):
             np.testing.assert_allclose(weights[1][key], value, atol=2e-3, err_msg=key)
 
 
+def test_a_saved_model_at_a_remote_path_is_a_teacher(place):
+    """Write one that returns equal probabilities for all texts, and read it in two calls."""
+
+    class Served(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="text")])
+        def serve(self, text):
+            return {"probabilities": tf.tile([[0.5, 0.25, 0.25]], [tf.size(text), 1])}
+
+    path, served = "ram://distillation/1", Served()
+    tf.saved_model.save(served, path, signatures={"serving_default": served.serve})
+    task = load_model(place / "teacher").task
+    files.atomic_write_json(f"{path}/{TASK_OF_VERSION}", task.to_dict())
+    teacher = read_teacher(path, "classification", tf.distribute.get_strategy())
+    student = types.SimpleNamespace(examples=Examples({"text": TEXTS * 29}, []))
+    found = teacher.outputs(student, lambda line: None)["label"]
+    np.testing.assert_allclose(found, np.log([[0.5, 0.25, 0.25]] * len(TEXTS) * 29), rtol=1e-6)
+    with pytest.raises(UserError, match="/1: expected a model of task regression, received c"):
+        read_teacher(path, "regression", tf.distribute.get_strategy())
+
+
 @pytest.mark.slow
 def test_two_replicas_learn_the_same(place, tmp_path, mirrored, config, vocabulary):
     """Compare losses without dropout, whose masks differ on the second replica."""
@@ -333,3 +357,4 @@ def test_teacher_of_long_texts_needs_the_same_windows(huggingface_dir, tmp_path,
             teacher=create("TokenClassifier", other),
             **SETTINGS,
         )
+    student.train(x, y, output_dir=tmp_path / "run", **SETTINGS)  # Its weights are as before.

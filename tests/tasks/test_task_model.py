@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tasks
+from bert_tf import UserError
 from bert_tf.weights.pretrained_encoder import Encoder
 from tasks.graph.pipeline import Pipeline
 from tests import small
@@ -116,6 +117,16 @@ def test_the_seed_gives_the_head_and_leaves_the_callers_random_numbers(huggingfa
     assert (random.random(), np.random.random()) == expected
     assert np.array_equal(heads[0], heads[1])
     assert not np.array_equal(heads[0], heads[2])
+
+
+@pytest.mark.medium
+def test_a_file_is_loaded_from_a_remote_path(huggingface_dir):
+    model, path = create("TextClassifier", huggingface_dir), "ram://task_model/model.keras"
+    model.has_new_head = False
+    model.save(path)
+    assert tasks.load_model(path).predict_rows(ROWS) == model.predict_rows(ROWS)
+    with pytest.raises(UserError, match="ram://task_model/none.keras: not a .keras file"):
+        tasks.load_model("ram://task_model/none.keras")
 
 
 @pytest.mark.slow
