@@ -94,7 +94,9 @@ def main(settings: PredictSettings) -> None:
     if settings.text:
         model = _load(settings)
         row = model.task.row_of(settings.text)
-        (prediction,) = model.predict_rows({name: [value] for name, value in row.items()})
+        (prediction,) = model.serving.predict_rows(
+            {name: [value] for name, value in row.items()}, batch_size=1
+        )
         print(strict_json.dumps_result(prediction, settings.run))
         return
     assert settings.input

@@ -36,7 +36,13 @@ from bert_tf.system.scalars import to_python
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train import compilation
 from bert_tf.train.compilation import is_accelerated, is_default
-from bert_tf.train.distribution import distribute, is_chief, names_lost_worker, use_precision
+from bert_tf.train.distribution import (
+    DTYPE_POLICIES,
+    distribute,
+    is_chief,
+    names_lost_worker,
+    use_precision,
+)
 from bert_tf.train.losses import FunctionLoss, compares_examples
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
 from bert_tf.train.step import TrainStep, batch_counter, innermost, unstacked
@@ -73,9 +79,8 @@ _PUBLISH = "expected export.publish(model, 'MODELS/name'), which writes a SavedM
 _COMMON_OPTIONS = (
     *("max_seq_length", "seed", "dtype", "do_lower_case", "frozen_layers", "keep_head"),
 )
-_DTYPES = ("float32", "mixed_bfloat16", "mixed_float16")  # Weights and outputs are float32.
-_PRECISIONS = {"mixed_bfloat16": "bfloat16", "mixed_float16": "float16"}
-_TRAINED = ", trained with fit"
+_DTYPES = tuple(dict.fromkeys(DTYPE_POLICIES.values()))  # Weights and outputs are float32.
+_TRAINED, _LOADED = ", trained with fit", ", loaded weights"
 _UNSUPPORTED = {
     "sample_weight": WEIGHTS_UNSUPPORTED,
     "callbacks": "expected with token ids only, since strings are not read batch by batch",
@@ -129,6 +134,7 @@ class TaskModel(EncoderModel):
     _step: Any = None
     _loss_means: Any = None
     _compile_arguments: Any = None
+    _unfinished: str | None = None  # Run directory of a `train` that has failed.
 
     def __init__(
         self,
@@ -389,6 +395,7 @@ class TaskModel(EncoderModel):
         return self.serving.predict_rows(self._columns(x), batch_size)
 
     def _warn_if_untrained(self):
+        untuned = self.task.untuned_fields
         if self.has_new_head:
             warnings.warn(
                 f"{type(self).__name__}: predictions of an untrained head are random; call fit or "
@@ -396,6 +403,8 @@ class TaskModel(EncoderModel):
                 "has_new_head = False",
                 stacklevel=4,
             )
+        elif untuned and self.task.predicts_untuned and not self.task.tunes_without_request:
+            warnings.warn(f"{', '.join(untuned)}: never tuned; call tune(x, y)", stacklevel=4)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
         """Return token ids, mask, segments and character offsets, int32 `(N, L)` or `(N, W, L)`."""
@@ -452,7 +461,8 @@ class TaskModel(EncoderModel):
                 Face).
             layer_decay: Factor on the learning rate from each layer to the one below.
             jit_compile: Compiles the step with XLA, on batches of few shapes. "auto" does so on
-                GPUs and TPUs. On several, a loss that compares the rows of a batch turns it off.
+                GPUs and TPUs, those of the machine that loads a saved model. On several, a loss
+                that compares the rows of a batch turns it off.
             gradient_accumulation_steps: Parts of a batch that are computed one after the other,
                 which takes less memory; the loss is that of the complete batch, as in `train`. For
                 rows in memory.
@@ -473,8 +483,6 @@ class TaskModel(EncoderModel):
                 "learning_rate: expected with optimizer='auto' only; set it in the given optimizer"
             )
         keras_names.check_outputs(self.task, loss_weights=kwargs.get("loss_weights"))
-        if jit_compile == "auto":
-            jit_compile = is_accelerated(self.distribute_strategy)
         with self.distribute_strategy.scope():
             if optimizer == "auto":
                 if learning_rate is None:
@@ -489,7 +497,7 @@ class TaskModel(EncoderModel):
             self._compile(
                 optimizer=optimizer,
                 **of_outputs,
-                is_compiled=bool(jit_compile),
+                is_compiled=jit_compile if jit_compile == "auto" else bool(jit_compile),
                 gradient_accumulation_steps=positive(
                     "gradient_accumulation_steps", gradient_accumulation_steps
                 ),
@@ -504,7 +512,8 @@ class TaskModel(EncoderModel):
         """Return the arguments of `compile`; called by Keras."""
         config: Any = super().get_compile_config()
         if config:
-            config["is_compiled"] = self._step.is_compiled
+            # As given, since "auto" depends on the devices of the process.
+            config["is_compiled"] = self._compile_arguments["is_compiled"]
             config["gradient_accumulation_steps"] = self._num_parts
             del config["jit_compile"]
         return config
@@ -528,6 +537,8 @@ class TaskModel(EncoderModel):
                 "loss_weights": loss_weights,
             }
         )
+        if is_compiled == "auto":
+            is_compiled = is_accelerated(self.distribute_strategy)
         optimizer = arguments.get("optimizer")
         if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
             arguments.setdefault("auto_scale_loss", False)  # Keras would scale it again.
@@ -640,10 +651,12 @@ class TaskModel(EncoderModel):
             sample_weight: Loss weight per row.
             initial_epoch: Number of the first epoch.
             steps_per_epoch: Steps per epoch; by default all rows once. Required for a dataset of
-                unknown or infinite length.
+                infinite length, and of unknown length if it is read batch by batch. Of such
+                datasets, others read the first steps_per_epoch * epochs batches.
             validation_steps: Batches of a dataset as `validation_data` that are read; by default
                 all.
-            validation_batch_size: Sequences per validation step and replica; by default 64.
+            validation_batch_size: Sequences per step and replica in validation and tuning, and for
+                the features of AnomalyDetector; by default 64.
             validation_freq: Epochs per validation, or a list of epochs, counted from 1.
 
         Returns:
@@ -686,6 +699,9 @@ class TaskModel(EncoderModel):
         epochs = positive("epochs", self.fit_defaults["epochs"] if epochs is None else epochs)
         if steps_per_epoch is not None:
             steps_per_epoch = positive("steps_per_epoch", steps_per_epoch)
+            if isinstance(x, tf.data.Dataset) and not is_stream and x.cardinality() < 0:
+                # Of infinite or unknown length: only what training uses is read into memory.
+                x = x.take(steps_per_epoch * epochs)
         size_of_dev = 64 if validation_batch_size is None else validation_batch_size
         size_of_dev = positive("validation_batch_size", size_of_dev)
         dev = first_step = encoded = None
@@ -721,7 +737,7 @@ class TaskModel(EncoderModel):
             if dev is None and validation_split:
                 train, dev = split(train, validation_split)
                 self._check_dev(dev, "validation_split")
-            encoded = self._encode_for_fit(self._training_examples(train))
+            encoded = self._encode_for_fit(self._training_examples(train), size_of_dev)
             num_steps = steps_per_epoch = steps_per_epoch or math.ceil(len(encoded) / size)
             # Fits in a row see other orders, unless one continues that of a process before.
             first_epoch = max(_batches_seen(self) - initial_epoch * num_steps, 0) // num_steps
@@ -745,7 +761,7 @@ class TaskModel(EncoderModel):
                 return stacked(batches, parts, is_compiled)
 
         batches = distribute(batches_of, strategy, is_compiled)
-        encoded_dev = None if dev is None else self._encode_for_fit(dev)
+        encoded_dev = None if dev is None else self._encode_for_fit(dev, size_of_dev)
         if encoded is not None and self.has_new_head:
             self.task.init_head(self.network, encoded)
 
@@ -771,7 +787,7 @@ class TaskModel(EncoderModel):
                 **of_keras,
             )
         if encoded_dev is not None and self.task.tunable_fields:
-            self._tune(encoded_dev)
+            self._tune(encoded_dev, size_of_dev)
         return history
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
@@ -871,11 +887,11 @@ class TaskModel(EncoderModel):
                     "install 'bert_tf[tensorboard]'"
                 )
 
-    def _encode_for_fit(self, examples):
+    def _encode_for_fit(self, examples, batch_size):
         encoded = self._encode(examples)
         if not self.task.trains_on_vectors:
             return encoded
-        return FeatureExamples(encoded, self.evaluator(), lambda line: None)
+        return FeatureExamples(encoded, self.evaluator(batch_size), lambda line: None)
 
     def _training_examples(self, examples):
         """Return the rows that training uses; raises UserError if there are none."""
@@ -907,7 +923,7 @@ class TaskModel(EncoderModel):
 
         An error before leaves the model as it was.
         """
-        tuned, before = self.task, _batches_seen(self)
+        tuned, before, origin = self.task, _batches_seen(self), self._origin
         self.preprocessor.task = tuned.with_tuned({})
         try:
             yield
@@ -919,13 +935,16 @@ class TaskModel(EncoderModel):
             if _batches_seen(self) == before:
                 self.preprocessor.task = tuned
             else:
-                self._record_training()
+                self._record_training(origin)
 
-    def _record_training(self):
-        """Record that `fit` has changed the weights."""
+    @property
+    def _origin(self):
+        return self.record.get("origin", "new weights")
+
+    def _record_training(self, origin: str | None = None):
+        """Record that `fit` has changed the weights, by default those of the recorded origin."""
         self.has_new_head = False
-        origin = self.record.get("origin", "new weights").removesuffix(_TRAINED)
-        self.record["origin"] = origin + _TRAINED
+        self.record["origin"] = (origin or self._origin).removesuffix(_TRAINED) + _TRAINED
 
     @argument_names()
     def evaluate(
@@ -1010,9 +1029,9 @@ class TaskModel(EncoderModel):
         for line in self.task.check_dev(examples, name):
             warnings.warn(f"{name}: {line}", stacklevel=4)
 
-    def _tune(self, encoded):
+    def _tune(self, encoded, batch_size=64):
         """Tune the task on rows; warn of what they cannot tune."""
-        outputs = self.evaluator().outputs(encoded)
+        outputs = self.evaluator(batch_size).outputs(encoded)
         for line in self.task.tuning_warnings(encoded, outputs):
             warnings.warn(line.removeprefix("--"), stacklevel=4)
         self.preprocessor.task = self.task.tune(encoded, outputs)
@@ -1066,7 +1085,8 @@ class TaskModel(EncoderModel):
             The model.
 
         Raises:
-            UserError: If rows, settings or the run directory do not fit.
+            UserError: If rows, settings or the run directory do not fit, or if the model holds the
+                weights of a `train` in another directory that did not finish.
             Interrupted: After Ctrl-C or SIGTERM; the state is saved.
         """
         self._check_scope("train")
@@ -1115,6 +1135,11 @@ class TaskModel(EncoderModel):
             raise UserError("patience: requires dev")
         with Run.writing(output_dir, is_chief(strategy)):
             run = training.open_run()
+            if not run and self._unfinished:
+                raise UserError(
+                    f"the model holds weights of an unfinished train in {self._unfinished}; create "
+                    "it again"
+                )
             record = self._record_for(output_dir)
             if run and not self._has_started(run, record):
                 raise UserError(
@@ -1123,11 +1148,16 @@ class TaskModel(EncoderModel):
             self.preprocessor.task = task
             if chosen.frozen_layers not in (None, self.frozen_layers):
                 self.freeze(chosen.frozen_layers)
-            run = training.train(self.serving.pipeline, record, self.has_new_head, run)
+            try:
+                run = training.train(self.serving.pipeline, record, self.has_new_head, run)
+            except BaseException:
+                if Run.exists(output_dir):  # Created once everything is checked.
+                    self._unfinished = os.fspath(output_dir)
+                raise
             source = training.open_best(run)
         source.assign(source.read(), self.network)
         self.preprocessor.task, self.source = source.task, source
-        self.has_new_head = False
+        self.has_new_head, self._unfinished = False, None
         return self
 
     def _training_settings(self, given):
@@ -1140,7 +1170,7 @@ class TaskModel(EncoderModel):
             **{name: of_task[name] for name in of_task.keys() & set(_SETTINGS)},
             "seed": self.seed,
             "frozen_layers": self.frozen_layers,
-            "precision": _PRECISIONS.get(policy, "float32"),
+            "precision": policy.removeprefix("mixed_"),
         }
         settings = TrainingSettings(**to_python({**defaults, **given}))
         settings.check_fits(self.config, self.record.get("origin", "the model"))
@@ -1283,20 +1313,29 @@ class TaskModel(EncoderModel):
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Load weights, and with them a head; see keras.Model.load_weights.
 
-        What was tuned for the weights before, such as a threshold, ends with them; see `tune`.
+        What was tuned for the weights before, such as a threshold, ends with them; see `tune`. A
+        new head that `skip_mismatch` leaves unchanged is still new.
         """
-        super().load_weights(filepath, *args, **kwargs)
-        self._end_tuning()
+        with self._loading_weights():
+            super().load_weights(filepath, *args, **kwargs)
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Set all weights as `load_weights` does; see keras.Model.set_weights."""
-        super().set_weights(weights)
-        self._end_tuning()
+        with self._loading_weights():
+            super().set_weights(weights)
 
-    def _end_tuning(self):
-        """Drop what was tuned for other weights."""
-        self.has_new_head = False
-        self.preprocessor.task = self.task.with_tuned({})
+    @contextlib.contextmanager
+    def _loading_weights(self) -> Iterator[None]:
+        """Drop what was tuned or recorded for other weights; a head that changes is not new."""
+        of_encoder = {id(variable) for variable in self.encoder.variables}
+        of_head = [one for one in self.network.variables if id(one) not in of_encoder]
+        before = [variable.numpy() for variable in of_head]
+        yield
+        pairs = zip(of_head, before, strict=True)
+        if any(not np.array_equal(variable.numpy(), value) for variable, value in pairs):
+            self.has_new_head = False
+        self.preprocessor.task, self._unfinished = self.task.with_tuned({}), None
+        self.record["origin"] = self._origin.removesuffix(_LOADED) + _LOADED
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""

@@ -16,6 +16,7 @@ from bert_tf.train import step
 from bert_tf.train.losses import FunctionLoss, weighted_sum
 from tasks import AnomalyDetector, TextClassifier, TextRegressor, load_model
 from tasks.model import task_model
+from tasks.model.task_model import TaskModel
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS
 from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of
@@ -491,6 +492,68 @@ def test_what_was_tuned_ends_with_the_weights(directory, tmp_path):
     assert model.task.temperature is not None
     model.load_weights(tmp_path / "first.weights.h5")
     assert model.task.temperature is None
+    model.set_weights(model.get_weights())
+    assert model.record["origin"] == "Hugging Face directory huggingface, loaded weights"
+
+
+def test_a_head_that_a_file_does_not_fit_is_still_new(directory, tmp_path):
+    model, path = create(directory), tmp_path / "head.weights.h5"
+    for labels, is_new in (([*LABELS, "other"], True), (LABELS, False)):
+        other = TextClassifier.from_pretrained(directory, labels=labels, max_seq_length=12, seed=1)
+        other.save_weights(path)
+        model.load_weights(path, skip_mismatch=True)
+        assert model.has_new_head == is_new
+
+
+@pytest.mark.medium
+def test_weights_that_a_callback_restores_are_those_of_the_fit(directory):
+    stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+    model = create(directory)
+    model.fit(ROWS, NAMES, epochs=1, callbacks=[stop], verbose=0)
+    assert model.record["origin"] == "Hugging Face directory huggingface, trained with fit"
+
+
+def test_predictions_of_an_untuned_model_cause_a_warning(directory):
+    model = create(directory, calibrate=True, threshold_objective="f1", rare_label=LABELS[0])
+    model.has_new_head = False
+    message = r"^temperature, thresholds: never tuned; call tune\(x, y\)$"
+    for predict in (model.predict, model.predict_rows):
+        with pytest.warns(UserWarning, match=message):
+            predict(ROWS[:1])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message)
+        model.evaluate(ROWS, NAMES)
+        model.tune(ROWS, NAMES).predict_rows(ROWS[:1])
+
+
+@pytest.mark.medium
+def test_all_batches_of_validation_have_its_size(directory, monkeypatch):
+    """Those of tuning, and those of the features of a frozen encoder, too."""
+    sizes, evaluator = set(), TaskModel.evaluator
+
+    def counted(model, batch_size=64):
+        sizes.add(batch_size)
+        return evaluator(model, batch_size)
+
+    monkeypatch.setattr(TaskModel, "evaluator", counted)
+    options = {"epochs": 1, "validation_batch_size": 2, "verbose": 0}
+    model = create(directory, calibrate=True)
+    model.fit(ROWS, NAMES, validation_data=(ROWS, NAMES), **options)
+    detector = AnomalyDetector.from_pretrained(directory, max_seq_length=12, latent_dim=3)
+    detector.fit(ROWS, validation_data=(ROWS, [False] * len(ROWS)), **options)
+    assert sizes == {2}
+
+
+def test_a_file_is_compiled_for_the_devices_where_it_is_loaded(directory, tmp_path, monkeypatch):
+    model = create(directory)
+    model.compile()
+    config = model.get_compile_config()
+    assert config["is_compiled"] == "auto" and not model._is_compiled
+    model.save(tmp_path / "model.keras")
+    monkeypatch.setattr(task_model, "is_accelerated", lambda strategy: True)
+    assert load_model(tmp_path / "model.keras")._is_compiled
+    model.compile_from_config({**config, "is_compiled": False})
+    assert not model._is_compiled
 
 
 # Layers that are not trained.

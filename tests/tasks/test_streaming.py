@@ -260,3 +260,14 @@ def test_other_tasks_read_a_dataset_once(weights):
     expected = batches_of_fit(model, x, y, batch_size=2, shuffle=False)
     found = batches_of_fit(model, dataset, shuffle=False)
     assert_equal_batches(expected, found)
+
+
+@pytest.mark.medium
+def test_other_tasks_read_what_training_uses_of_an_endless_dataset(weights):
+    x = [text.split() for text in CASES["TokenClassifier"][1]]
+    y = [["O"] * len(words) for words in x]
+    endless = batches(tf.ragged.constant(x), tf.ragged.constant(y), size=2).repeat()
+    model, options = compiled("TokenClassifier", weights), {"steps_per_epoch": 2, "shuffle": False}
+    expected = batches_of_fit(model, endless.take(2), **options)
+    for dataset in (endless, endless.filter(lambda *batch: True)):  # Of unknown length.
+        assert_equal_batches(expected, batches_of_fit(model, dataset, **options))

@@ -205,3 +205,20 @@ def test_other_weights_or_values_are_not_those_of_the_checkpoint(create, tmp_pat
             assert not loaded.source.is_that_of(model.task, loaded.network), variable.path
             variable.assign(before)
     assert loaded.source.is_that_of(model.task, loaded.network)
+
+
+@pytest.mark.medium
+def test_a_model_of_an_unfinished_train_only_resumes_it(create, tmp_path):
+    def interrupt(line):
+        if line.startswith("step 4/4"):  # The latest checkpoint is that of step 2.
+            raise ZeroDivisionError
+
+    model, first, second = create(), tmp_path / "first", tmp_path / "second"
+    with pytest.raises(ZeroDivisionError):
+        model.train(TEXTS, LABELS, output_dir=first, log=interrupt, **SETTINGS)
+    with pytest.raises(UserError, match="holds weights of an unfinished train in .*first; create"):
+        model.train(TEXTS, LABELS, output_dir=second, **SETTINGS)
+    assert not second.exists()
+    model.train(TEXTS, LABELS, output_dir=first, **SETTINGS)
+    model.train(TEXTS, LABELS, output_dir=second, **SETTINGS)
+    assert Run.open(second).train["origin"] == f"run {Run.open(first).checkpoints.path(4)}"
