@@ -58,7 +58,7 @@ def main(settings: LearnVocabSettings) -> None:
             settings.strip_accents,
             command.log,
         )
-        files.atomic_write_text(settings.output, vocabulary.to_bytes().decode())
+        vocabulary.save(settings.output)
     command.log(f"{settings.output}: {len(vocabulary):,} entries")
 
 

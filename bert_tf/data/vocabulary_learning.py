@@ -25,7 +25,7 @@ MAX_WORDS = 5_000_000  # Distinct words in memory while counting: about 1 GB.
 HOLD_OUT_EVERY = 100
 MAX_HELD_OUT_LINES, MAX_HELD_OUT_BYTES = 10_000, 64 << 20
 BATCH_BYTES = 500_000
-MIN_ALPHABET = 256  # Entries for characters, also in a small vocabulary.
+MIN_ALPHABET = 256  # Pieces of characters to begin with, also in a small vocabulary.
 MAX_ENTRY_CHARACTERS = 64  # Exclusive: 63 are at most 252 bytes, the tokenizer's limit is 256.
 
 
@@ -170,14 +170,11 @@ def _count_of_the_rarest(counts):
             return limit
 
 
-def alphabet(counts: Mapping[str, int], vocab_size: int) -> list[str]:
-    """Return the most frequent characters as pieces, at most a quarter of the vocabulary.
+def alphabet(counts: Mapping[str, int], max_pieces: int) -> list[str]:
+    """Return the most frequent characters as at most `max_pieces` pieces.
 
     Returns:
         All "c", sorted, then all "##c", sorted.
-
-    Raises:
-        UserError: If special tokens and characters exceed `vocab_size`.
     """
     totals: collections.Counter[str] = collections.Counter()
     continuing: set[str] = set()
@@ -185,46 +182,49 @@ def alphabet(counts: Mapping[str, int], vocab_size: int) -> list[str]:
         for character in word:
             totals[character] += number
         continuing.update(word[1:])
-    remaining = max(vocab_size // 4, MIN_ALPHABET)
     chosen = []
     for character in sorted(totals, key=lambda character: (-totals[character], character)):
-        remaining -= 1 + (character in continuing)
-        if remaining < 0:
+        max_pieces -= 1 + (character in continuing)
+        if max_pieces < 0:
             break
         chosen.append(character)
-    pieces = sorted(chosen) + [f"##{character}" for character in sorted(continuing & {*chosen})]
-    min_size = len(SPECIALS) + len(pieces)
-    if vocab_size < min_size:
-        raise UserError(
-            f"--vocab_size={vocab_size}: special tokens and characters of the text alone are "
-            f"{min_size} entries; use --vocab_size={min_size} or more"
-        )
-    return pieces
+    return sorted(chosen) + [f"##{character}" for character in sorted(continuing & {*chosen})]
 
 
 def train(counts: Mapping[str, int], vocab_size: int) -> list[str]:
     """Return exactly `vocab_size` entries for words; raises UserError if they give fewer."""
-    entries = merge(counts, vocab_size)
-    if len(entries) == vocab_size:
-        return entries
-    max_size = len(entries)
-    # A smaller vocabulary has a smaller alphabet, so fewer words may remain to merge pieces of.
-    while (found := len(merge(counts, max_size))) < max_size:
-        max_size = found
-    raise UserError(
-        f"--vocab_size={vocab_size}: the text only gives {max_size} entries; use "
-        f"--vocab_size={max_size} or more text"
-    )
+    num_pieces = max(vocab_size // 4, MIN_ALPHABET)
+    entries = merge(counts, vocab_size, num_pieces)
+    if len(entries) < vocab_size:
+        # Few words have several characters, as in Chinese, so the alphabet gets what merges leave.
+        max_pieces = len(alphabet(counts, vocab_size - len(SPECIALS)))
+        while len(entries) < vocab_size and num_pieces < max_pieces:
+            num_pieces = min(num_pieces + vocab_size - len(entries), max_pieces)
+            entries = merge(counts, vocab_size, num_pieces)
+    if len(entries) < vocab_size:
+        raise UserError(
+            f"--vocab_size={vocab_size}: the text only gives {len(entries)} entries; use "
+            f"--vocab_size={len(entries)} or more text"
+        )
+    return entries
 
 
-def merge(counts: Mapping[str, int], vocab_size: int) -> list[str]:
+def merge(counts: Mapping[str, int], vocab_size: int, max_pieces: int) -> list[str]:
     """Return special tokens, alphabet and merged pieces in merge order, at most `vocab_size`.
 
     Words with a character outside the alphabet are ignored, since they will be [UNK].
+
+    Raises:
+        UserError: If special tokens and alphabet exceed `vocab_size`.
     """
     # Characters are passed as special tokens. Otherwise the trainer numbers them in the order of a
     # hash map, which differs between processes, and breaks ties by these numbers.
-    fixed = [*SPECIALS, *alphabet(counts, vocab_size)]
+    fixed = [*SPECIALS, *alphabet(counts, max_pieces)]
+    if vocab_size < len(fixed):
+        raise UserError(
+            f"--vocab_size={vocab_size}: special tokens and characters of the text alone are "
+            f"{len(fixed)} entries; use --vocab_size={len(fixed)} or more"
+        )
     # WordPieceTrainer wraps this trainer, but cannot limit the length of an entry.
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,

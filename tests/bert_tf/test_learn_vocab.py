@@ -100,36 +100,46 @@ def test_too_little_text_and_too_small_a_vocabulary_are_rejected_with_the_number
         learn(write("\n \n\x00\n"), size=12)
 
 
-def test_the_number_in_the_error_works(monkeypatch):
-    """Check the number because a smaller vocabulary has a smaller alphabet and fewer merges."""
+def test_ideographs_get_the_entries_that_merges_leave(monkeypatch):
+    counts = dict.fromkeys(map(chr, range(0x4E00, 0x4E00 + 4000)), 1)
+    assert learning.train(counts, 4005) == [*SPECIALS, *counts]
+    with pytest.raises(UserError, match="--vocab_size=4006: the text only gives 4005 entries"):
+        learning.train(counts, 4006)
     monkeypatch.setattr(learning, "MIN_ALPHABET", 2)
-    counts = {chr(code): 2000 - code for code in range(0x4E00, 0x4E00 + 60)}
-    counts |= {"ab": 5000, "abab": 5000}
-    with pytest.raises(UserError) as caught:
-        learning.train(counts, 200)
-    most = most_entries(caught.value)
-    assert len(learning.merge(counts, 200)) > most
-    assert len(learning.train(counts, most)) == most
+    mixed = {"ab": 5000, "中": 4, "文": 3, "cd": 2}
+    assert learning.train(mixed, 12) == [*SPECIALS, "a", "b", "c", "中", "文", "##b", "ab"]
 
 
-def test_the_alphabet_holds_the_most_frequent_characters(monkeypatch):
-    monkeypatch.setattr(learning, "MIN_ALPHABET", 4)
+def test_the_number_in_the_error_works(monkeypatch):
+    """Check it with all characters as entries, and where the next one would take two entries."""
+    monkeypatch.setattr(learning, "MIN_ALPHABET", 2)
+    ideographs = {chr(code): 1 for code in range(0x4E00, 0x4E00 + 60)}
+    for counts, vocab_size, expected in (
+        ({**ideographs, "ab": 5000, "abab": 5000}, 200, 72),
+        ({"中": 9, "a": 5, "ba": 1}, 7, 6),
+    ):
+        with pytest.raises(UserError) as caught:
+            learning.train(counts, vocab_size)
+        assert most_entries(caught.value) == expected
+        assert len(learning.train(counts, expected)) == expected
+
+
+def test_the_alphabet_holds_the_most_frequent_characters():
     counts = {"ab": 5, "é": 3, "ñ": 3, "ba": 1, "中": 1}
-    assert learning.alphabet(counts, 12) == ["a", "b", "##a", "##b"]
+    assert learning.alphabet(counts, 4) == ["a", "b", "##a", "##b"]
     # Only one of é and ñ fits.
-    assert learning.alphabet(counts, 20) == ["a", "b", "é", "##a", "##b"]
-    assert learning.alphabet(counts, 40) == ["a", "b", "é", "ñ", "中", "##a", "##b"]
+    assert learning.alphabet(counts, 5) == ["a", "b", "é", "##a", "##b"]
+    assert learning.alphabet(counts, 10) == ["a", "b", "é", "ñ", "中", "##a", "##b"]
 
 
-def test_words_with_a_character_outside_the_alphabet_contribute_no_piece(monkeypatch):
+def test_words_with_a_character_outside_the_alphabet_contribute_no_piece():
     counts = {"ab": 5, "aa": 3, "aaé": 4}
-    assert learning.merge(counts, 20)[11:] == ["aa", "ab", "aaé"]
-    monkeypatch.setattr(learning, "MIN_ALPHABET", 5)
-    assert learning.merge(counts, 20)[5:] == ["a", "b", "##a", "##b", "ab", "aa"]
+    assert learning.merge(counts, 20, 256)[11:] == ["aa", "ab", "aaé"]
+    assert learning.merge(counts, 20, 5)[5:] == ["a", "b", "##a", "##b", "ab", "aa"]
 
 
 def test_words_are_weighted_by_their_count():
-    assert learning.merge({"ab": 20_001, "cd": 20_002}, 20)[11:] == ["cd", "ab"]
+    assert learning.merge({"ab": 20_001, "cd": 20_002}, 20, 256)[11:] == ["cd", "ab"]
 
 
 def test_case_and_accents_follow_the_normalizer(write):
