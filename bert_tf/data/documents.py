@@ -201,7 +201,7 @@ def _json_spans(stream, text_field, copy_to):
         if not text.strip():
             continue
         content = _Content()
-        text = json_text(text.strip(), text_field, f"{stream.path}: line {number}")
+        text = json_text(text, text_field, f"{stream.path}: line {number}")
         for part in map(str.strip, text.split("\n")):
             if _has_text(part):
                 content.add([part])
@@ -220,12 +220,14 @@ def _has_text(line):
 def json_text(line: str, text_field: str, where: str) -> str:
     """Return the text in a line of JSON, an object with the key `text_field`.
 
+    White space around the object is ignored.
+
     Raises:
         UserError: If the line is not such an object, or the text has too long lines. The message
             begins with `where`, the file and the line.
     """
     try:
-        text = strict_json.parse(line)[text_field]
+        text = strict_json.parse(line.strip())[text_field]
     except ValueError as error:
         raise UserError(f"{where}: not JSON ({error})") from None
     except (KeyError, TypeError):

@@ -70,7 +70,7 @@ def read_lines(paths: Iterable[str], input_format: str, text_field: str) -> Iter
         with files.TextFile(path) as stream:
             for number, (_, line, text) in enumerate(documents.lines(stream, max_bytes), start=1):
                 if is_json and text.strip():
-                    text = documents.json_text(text.strip(), text_field, f"{path}: line {number}")
+                    text = documents.json_text(text, text_field, f"{path}: line {number}")
                     for part in filter(str.strip, text.split("\n")):
                         yield part.encode()
                 elif text.strip():

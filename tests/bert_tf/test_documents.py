@@ -69,6 +69,12 @@ def test_text_has_one_document_per_file_and_jsonl_one_per_line(tmp_path):
     assert sorted(read) == [["Drei – drei."], ["One.", "Two."]]
 
 
+def test_white_space_of_any_kind_may_surround_an_object(tmp_path):
+    text = b'\x1e{"text": "One."}\n{"text": "Two."}\xc2\xa0\n'
+    _, read = index(tmp_path, {"a.jsonl": text}, "jsonl")
+    assert sorted(read) == [["One."], ["Two."]]
+
+
 def test_paragraph_boundaries_change_the_hash_if_sentences_are_split(tmp_path):
     digests = set()
     for number, text in enumerate(("A.\n\nB.\nC.", "A.\nB.\n\nC.", "A.\n\n\n B. \r\nC.\n\n")):
