@@ -92,10 +92,10 @@ class Tokenizer(tf.Module):
             max_input_chars_per_word,
             splits=True,
         )
-        # "" and a bare "##" never match in the released code.
+        # "" and a bare "##" never match in the released code, and no text contains `NEVER`.
         self._wordpiece_of_words = _wordpiece(
             entries,
-            lambda entry: entry not in ("", "##"),
+            lambda entry: entry not in ("", "##") and NEVER not in entry,
             4 * max_input_chars_per_word,
             splits=False,
         )
