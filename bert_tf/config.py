@@ -130,6 +130,11 @@ def fixed_keys(values: Mapping[str, Any]) -> dict[str, Fixed]:
     }
 
 
+def strips_accents(do_lower_case: bool, strip_accents: bool | None) -> bool:
+    """Return whether accents are removed; by default from lower-cased text only, as released."""
+    return do_lower_case if strip_accents is None else strip_accents
+
+
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
     """Model and text normalization parameters, with the keys of the published bert_config.json.

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from bert_tf.config import strips_accents
 from bert_tf.conversion.exported_model import ExportedModel, Written
 from bert_tf.conversion.huggingface_export import class_name, encoder_values
 from bert_tf.runs.checkpoints import write_bundle
@@ -27,11 +28,16 @@ def write(model: ExportedModel, directory: pathlib.Path) -> Written:
         dropped.append("hidden_act=gelu (erf), which google-research/bert does not know")
     if config.layer_norm_eps != 1e-12:
         dropped.append(f"layer_norm_eps={config.layer_norm_eps}: google-research/bert uses 1e-12")
-    looks_lower_case = not pretrained.vocabulary.looks_cased()
-    if config.do_lower_case != looks_lower_case:
+    shown = pretrained.vocabulary.normalization()
+    if config.do_lower_case != shown["do_lower_case"]:
         dropped.append(f"do_lower_case={config.do_lower_case}")
-    if config.strip_accents not in (None, config.do_lower_case):
-        dropped.append(f"strip_accents={config.strip_accents}")
+    strips, read_back = (
+        strips_accents(config.do_lower_case, strip)
+        for strip in (config.strip_accents, shown["strip_accents"])
+    )
+    # google-research/bert strips accents if it lower-cases; bert_tf reads them from the vocabulary.
+    if {strips, read_back} != {config.do_lower_case}:
+        dropped.append(f"strip_accents={strips}")
     if config.max_input_chars_per_word != 200:
         # Read back by bert_tf; ignored by the released code.
         values["max_input_chars_per_word"] = config.max_input_chars_per_word

@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from bert_tf.config import strips_accents
 from bert_tf.conversion.exported_model import ExportedModel, Written
 from bert_tf.errors import UserError
 from bert_tf.storage import files
@@ -58,7 +59,7 @@ def write(model: ExportedModel, directory: pathlib.Path) -> Written:
     )
     files.atomic_write_json(directory / "config.json", backbone)
     lower = config.do_lower_case
-    strips = lower if config.strip_accents is None else config.strip_accents
+    strips = strips_accents(lower, config.strip_accents)
     tokenizer = {"lowercase": lower, "strip_accents": strips, "config_file": "tokenizer.json"}
     files.atomic_write_json(
         directory / "tokenizer.json", _described("bert_tokenizer", "BertTokenizer", tokenizer)

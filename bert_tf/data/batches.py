@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.config import BertConfig
+from bert_tf.config import BertConfig, strips_accents
 from bert_tf.data import masking, tf_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.errors import UserError
@@ -142,12 +142,15 @@ class PretrainingDataset:
                 f"{directory}: written with do_lower_case={tokenizer['do_lower_case']}; the "
                 f"configuration has {config.do_lower_case}"
             )
-        if tokenizer and _strips_accents(**tokenizer) != _strips_accents(**vars(config)):
-            raise UserError(
-                f"{directory}: written with strip_accents={_strips_accents(**tokenizer)}; the "
-                f"configuration has {_strips_accents(**vars(config))}; expected shards and "
-                "configuration that agree (--strip_accents of write_shards)"
-            )
+        if tokenizer:
+            found = strips_accents(tokenizer["do_lower_case"], tokenizer.get("strip_accents"))
+            expected = strips_accents(config.do_lower_case, config.strip_accents)
+            if found != expected:
+                raise UserError(
+                    f"{directory}: written with strip_accents={found}; the configuration has "
+                    f"{expected}; expected shards and configuration that agree (--strip_accents of "
+                    "write_shards)"
+                )
         # Examples of other programs may have a single segment; their numbers are checked as read.
         if tokenizer and config.type_vocab_size < 2:
             raise UserError(
@@ -373,11 +376,6 @@ class PretrainingDataset:
                 marked = tf.strings.join(["<<", *message, ">>"])
                 checks.append(tf.debugging.Assert(~tf.reduce_any(is_bad), [marked], summarize=1))
         return checks
-
-
-def _strips_accents(do_lower_case, strip_accents=None, **_):
-    """Return whether these settings of a tokenizer remove accents."""
-    return do_lower_case if strip_accents is None else strip_accents
 
 
 def bad_record(error: tf.errors.OpError) -> UserError | None:

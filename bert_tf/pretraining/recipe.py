@@ -342,7 +342,7 @@ def config_of(
 def case_of(manifest: Manifest) -> dict[str, Any]:
     """Return the normalization of the shards' text; shards of other programs do not record it."""
     if manifest.tokenizer is None:
-        return {"do_lower_case": not manifest.vocabulary().looks_cased()}
+        return manifest.vocabulary().normalization()
     return {name: manifest.tokenizer[name] for name in TOKENIZER_SETTINGS}
 
 

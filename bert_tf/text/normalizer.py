@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from bert_tf.config import strips_accents
 from bert_tf.text import unicode_tables as tables
 
 MAX_INPUT_CHARS_PER_WORD = 200  # As released; a longer word becomes [UNK].
-NEVER = "\ufffd"  # Cleaning drops this character, so it matches no vocabulary entry.
+NEVER = "\ufffd"  # Cleaning drops this character, so no word of a text contains it.
 
 
 class Words(NamedTuple):
@@ -75,7 +76,7 @@ class Normalizer(tf.Module):
     ) -> None:
         super().__init__(name="normalizer")
         self._max_input_chars_per_word = max_input_chars_per_word
-        strips = do_lower_case if strip_accents is None else strip_accents
+        strips = strips_accents(do_lower_case, strip_accents)
         with tf.init_scope():
             loaded = vars(tables.load(do_lower_case, strips))
             self._tables = {name: tf.constant(values) for name, values in loaded.items()}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from bert_tf.errors import UserError
 from bert_tf.storage import files
+from bert_tf.text import unicode_tables
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNUSED = re.compile(r"\[unused\d+\]")  # Entries that are kept for words to come.
@@ -123,10 +124,26 @@ class Vocabulary:
             entry for entry in self.entries if not (entry.startswith("[") and entry.endswith("]"))
         ]
 
+    def count_changed(self, do_lower_case: bool, strip_accents: bool) -> int:
+        """Return the number of words that normalization changes, and that no text can contain."""
+        return sum(
+            unicode_tables.normalize(word, do_lower_case, strip_accents) != word
+            for word in self.words
+        )
+
     def looks_cased(self) -> bool:
         """Return True if more than 1% of the words contain an upper-case letter."""
-        words = self.words
-        return sum(word != word.lower() for word in words) > 0.01 * len(words)
+        return self.count_changed(True, False) > 0.01 * len(self.words)
+
+    def normalization(self) -> dict[str, bool | None]:
+        """Return `do_lower_case` and `strip_accents` of the text that the vocabulary is for.
+
+        Accents are kept in cased text, and if more than 1% of the words have some. `strip_accents`
+        is `None` where that is the default.
+        """
+        lower = not self.looks_cased()
+        has_accents = self.count_changed(False, True) > 0.01 * len(self.words)
+        return {"do_lower_case": lower, "strip_accents": False if lower and has_accents else None}
 
     def check_size(self, vocab_size: int, where: str) -> None:
         """Check the number of entries against a configuration.

@@ -155,11 +155,10 @@ def read_config(location: Location) -> tuple[BertConfig, Vocabulary]:
     config = BertConfig.from_google(values, where=str(location.config), is_foreign=True)
     vocabulary = Vocabulary.load(location.vocabulary)
     vocabulary.check_size(config.vocab_size, where=str(location.vocabulary))
-    # A release does not record whether it is cased; its vocabulary shows it.
-    config = BertConfig.from_dict(
-        {**config.to_dict(), "do_lower_case": not vocabulary.looks_cased()}
-    )
-    return config, vocabulary
+    # A release does not record how text is normalized; its vocabulary shows it.
+    shown = vocabulary.normalization().items()
+    missing = {name: value for name, value in shown if values.get(name) is None}
+    return BertConfig.from_dict({**config.to_dict(), **missing}), vocabulary
 
 
 def read(location: Location) -> StoredModel:

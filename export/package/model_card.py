@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
+from bert_tf.config import strips_accents
 from bert_tf.system.versions import versions
 from bert_tf.text import unicode_tables
 from export.package import documents
@@ -96,10 +97,7 @@ def model_card(
         tuned=source.tuned,
         vocabulary={"entries": len(model.vocabulary), "sha256": model.vocabulary.sha256},
         config=config.to_dict(),
-        # As in the released tokenizer: by default, accents are removed from uncased text only.
-        keeps_accents=not (
-            config.do_lower_case if config.strip_accents is None else config.strip_accents
-        ),
+        keeps_accents=not strips_accents(config.do_lower_case, config.strip_accents),
         unicode={
             "version": unicode_tables.unicode_version(),
             "sha256": unicode_tables.sha256(),

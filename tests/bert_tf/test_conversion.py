@@ -10,9 +10,11 @@ import safetensors.numpy
 import tensorflow as tf
 import tokenizers
 
-from bert_tf import UserError, convert, read_pretrained
-from bert_tf.conversion import checked_conversion, exported_model, keras_export
+from bert_tf import UserError, Vocabulary, convert, read_pretrained
+from bert_tf.config import strips_accents
+from bert_tf.conversion import checked_conversion, exported_model, google_export, keras_export
 from bert_tf.runs.run import Run
+from bert_tf.text.vocabulary import SPECIALS
 from bert_tf.weights import heads, name_map, tensor_files
 from tests import small
 from tests.bert_tf.test_weights import edit
@@ -301,6 +303,28 @@ def test_accents_that_the_way_back_from_a_preset_strips_are_named(
     )
     assert (before != after) == (lower and strips is False)
     assert any("strip_accents=False" in line for line in dropped) == (before != after)
+
+
+@pytest.mark.parametrize("accents", [0, 6])
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("strips", [True, False, None])
+def test_a_normalization_that_a_release_does_not_show_is_named(
+    tmp_path, tanh, lower, strips, accents
+):
+    vocabulary = Vocabulary([*SPECIALS, *"abcdef"[accents:], *"äöüéèê"[:accents]])
+    config = dataclasses.replace(
+        tanh, vocab_size=len(vocabulary), do_lower_case=lower, strip_accents=strips
+    )
+    pretrained_run(tmp_path / "run", config, vocabulary, parts=("bert",))
+    model = exported_model.from_pretrained(read_pretrained(tmp_path / "run"), tmp_path / "run")
+    (tmp_path / "release").mkdir()
+    _, dropped = google_export.write(model, tmp_path / "release")
+    back = read_pretrained(tmp_path / "release").config
+    assert back.do_lower_case  # No entry has an upper-case letter.
+    before, after = (strips_accents(lower, one.strip_accents) for one in (config, back))
+    assert ("do_lower_case=False" in dropped) == (not lower)
+    # google-research/bert strips accents exactly if it lower-cases.
+    assert (f"strip_accents={before}" in dropped) == (before != after or before != lower)
 
 
 @pytest.mark.medium

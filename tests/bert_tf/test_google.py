@@ -1,13 +1,15 @@
 """TensorFlow checkpoints of google-research/bert: found by directory or prefix, V1 and V2."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import UserError, convert, read_pretrained
+from bert_tf import Tokenizer, UserError, Vocabulary, convert, read_pretrained
 from bert_tf.config import TOKENIZER_SETTINGS
+from bert_tf.text.vocabulary import SPECIALS
 from bert_tf.weights import name_map
 from tests import sentence_transformers_files as st_files
 from tests import small
@@ -145,6 +147,18 @@ def test_a_squad_checkpoint_becomes_a_span_qa_run(tmp_path, config, vocabulary, 
     assert_holds(read_pretrained(run).weights, weights)
     with pytest.raises(UserError, match="--config_file: only for TensorFlow checkpoints"):
         read_pretrained(run + "/..", config_file="x")
+
+
+def test_marks_that_the_vocabulary_has_are_kept(tmp_path, config):
+    words = [chr(code) + mark for code in range(0x915, 0x92E) for mark in "\u093f\u0941"]
+    vocabulary = Vocabulary([*SPECIALS, *words])
+    config = dataclasses.replace(config, vocab_size=len(vocabulary))
+    write_files(tmp_path, config, vocabulary)
+    save(tmp_path / "bert_model.ckpt", tensors_of(config)[1])
+    read = read_pretrained(tmp_path).config
+    assert (read.do_lower_case, read.strip_accents) == (True, False)
+    ids = Tokenizer.from_config(read, vocabulary).tokenize(tf.constant([" ".join(words)])).ids
+    assert ids.to_list() == [list(range(len(SPECIALS), len(vocabulary)))]
 
 
 def test_an_unknown_tensor_and_a_wrong_path_are_rejected(tmp_path, config, vocabulary):

@@ -159,6 +159,7 @@ def test_released_vocabularies_load_and_their_case_is_detected(data_dir, name, s
     vocabulary = Vocabulary.load(data_dir / "vocab" / name / "vocab.txt")
     assert len(vocabulary) == size
     assert vocabulary.looks_cased() is cased
+    assert vocabulary.normalization() == {"do_lower_case": not cased, "strip_accents": None}
     Tokenizer(vocabulary, not cased)
 
 
