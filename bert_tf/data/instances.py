@@ -25,8 +25,18 @@ from bert_tf.text.vocabulary import Vocabulary
 NUM_SPECIALS = 3  # [CLS] A [SEP] B [SEP]
 BATCH_BYTES = 1 << 19  # Text per tokenizer call. Larger batches are slower due to cache misses.
 
-# Sentence ends in Chinese, Japanese, Indic and Arabic scripts, which nupunkt does not know.
-_FULL_STOP = re.compile("(?<=[\u3002\uff01\uff1f\u0964\u0965\u061f\u06d4])(?=.)")
+# Marks that end a sentence, which nupunkt does not know: Chinese and Japanese, Devanagari, Arabic,
+# Armenian, Ethiopic, Burmese and Khmer ones. U+FF0E is also a decimal point.
+_STOP = (
+    "(?:[\u3002\uff01\uff1f\uff61\u0964\u0965\u061f\u06d4\u0589\u1362\u1367\u104b\u17d4\u17d5]"
+    r"|(?<!\d)\uff0e)"
+)
+# Marks after it that belong to the sentence. Only a blank tells that a straight quote closes.
+_CLOSING = (
+    "[!?)\\]\u2026\u00bb\u2019\u201d\u3009\u300b\u300d\u300f\u3011\u3015\u3017\uff09\uff3d\uff5d\uff63]"
+    r"|['\"](?=\s|$)"
+)
+_SENTENCE = re.compile(f".*?{_STOP}(?:{_STOP}|{_CLOSING})*|.+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,15 +99,16 @@ def tokenize_documents(
 def split_sentences(lines: Iterable[str]) -> list[str]:
     """Split running text into sentences.
 
-    Paragraphs are split with nupunkt, which knows English abbreviations, and after each full stop
-    of other scripts. Empty lines separate paragraphs; other line ends become spaces.
+    Paragraphs are split with nupunkt, which knows English abbreviations, and after the full stops
+    of other scripts, with the closing marks that follow. Empty lines separate paragraphs; other
+    line ends become spaces.
     """
     return [
         part
         for has_text, paragraph in itertools.groupby(lines, bool)
         if has_text
         for sentence in nupunkt.load("default").tokenize(" ".join(paragraph))
-        for part in _FULL_STOP.split(sentence)
+        for part in _SENTENCE.findall(sentence)
     ]
 
 

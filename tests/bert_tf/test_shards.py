@@ -233,6 +233,25 @@ def test_running_text_is_split_into_sentences():
     ]
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["他说：“你好。”", "然后走了。", "真的吗？！", "“是……”"],
+        ["「はい。」", "と言った（笑。）", "本当？……", "うん！！』」", "次"],
+        ["値は３．５である．", "次に｡", "1．はじめに"],
+        ["کیا؟!", " ہاں۔", " نہیں"],
+        ['क्या।"', ' "हाँ॥'],
+        ["ሰላም።", " ሰላም፧", " ሰላም"],
+        ["សួស្តី។", " សួស្តី៕", " ບ"],
+        ["မင်္ဂလာ။", "ပါ"],
+        ["Բարեւ։»", " Բարեւ։"],
+    ],
+)
+def test_full_stops_of_other_scripts_end_a_sentence_with_the_closing_marks(sentences):
+    found = split_sentences(["".join(sentences)])
+    assert [*map(str.strip, found)] == [*map(str.strip, sentences)]
+
+
 def test_entries_appear_once(tmp_path):
     for name in ("examples-00000-of-00002.tfrecord", "examples-00001-of-00002.tfrecord"):
         known = set(files.listdir(tmp_path))
