@@ -15,6 +15,7 @@ import shlex
 import signal
 import threading
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -197,18 +198,26 @@ def run_on_beam(
     from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
     from apache_beam.runners.runner import create_runner
 
+    # They log every failure, Beam four times; it is raised as well.
+    for name in ("apache_beam", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with contextlib.redirect_stderr(io.StringIO()) as captured:
             options = PipelineOptions(shlex.split(beam_args))
             standard = options.view_as(StandardOptions)
             standard.runner = standard.runner or _DEFAULT_RUNNER
-            runner = create_runner(standard.runner)
+            runner = create_runner(standard.runner)  # It may define options.
+            known = options.get_all_options()
+            given = options.get_all_options(retain_unknown_options=True)
     except (ValueError, ImportError, AttributeError, SystemExit) as error:
         lines = (captured.getvalue() or str(error)).strip().splitlines()
         raise UserError(f"--beam_args={beam_args}: {lines[-1]}") from None
-    # They log every failure, Beam four times; it is raised as well.
-    for name in ("apache_beam", "distributed.client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if unknown := sorted(given.keys() - known.keys()):
+        warnings.warn(
+            f"--beam_args={beam_args}: Beam has no option --{', --'.join(unknown)}; only a runner "
+            "in another language may read it",
+            stacklevel=2,
+        )
 
     def make(tasks, on_entry):
         try:

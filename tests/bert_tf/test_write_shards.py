@@ -241,6 +241,16 @@ def test_impossible_settings_are_reported(corpus, tmp_path, changes, message):
         writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
 
 
+def test_an_option_that_beam_does_not_know_is_reported():
+    pytest.importorskip("apache_beam", reason="apache-beam is not installed")
+    options = "--runer=FlinkRunner --direct_num_workers=2"
+    with (
+        pytest.warns(UserWarning, match=f"--beam_args={options}: Beam has no option --runer;"),
+        jobs.run_on_beam(open_writer, "shards", options, "--runner=beam"),
+    ):
+        pass
+
+
 def test_a_vocabulary_is_no_text(corpus, tmp_path):
     pattern = f"{pathlib.Path(corpus['vocab']).parent}/*.txt"
     with pytest.raises(UserError, match="--vocab=.*vocab.txt: is part of --input; name the text"):
