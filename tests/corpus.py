@@ -48,7 +48,7 @@ def write_here(settings, plan_sha256=""):
     tokenizer = {"do_lower_case": True, "strip_accents": None, "max_input_chars_per_word": 200}
     writer = ShardWriter(settings, vocabulary, tokenizer)
     for number, name in enumerate(shard_names("examples", settings.num_shards, "tfrecord")):
-        spans = writing.spans(index, number, settings.num_shards)
+        spans = writing.ShardSpans(index, number, settings.num_shards)
         entry = writer.write(number, os.path.join(settings.output_dir, name), spans)
         save_entry(settings.output_dir, entry, plan_sha256)
     return contents(settings.output_dir)

@@ -43,10 +43,11 @@ class DocumentSpan(NamedTuple):
 class DocumentIndex:
     """The D documents of a corpus, in an order that depends only on their content."""
 
-    # The files, or copies of those that are not read as they are, such as gzip files.
+    inputs: tuple[str, ...]  # The files.
+    # The same files, or copies of those that are not read as they are, such as gzip files.
     paths: tuple[str, ...]
     digests: np.ndarray  # uint64 `(D, 2)`, sorted hashes of the content.
-    files: np.ndarray  # int32 `(D,)`, indices into `paths`.
+    files: np.ndarray  # int32 `(D,)`, indices into `inputs` and `paths`.
     offsets: np.ndarray  # int64 `(D,)`, in bytes.
     lengths: np.ndarray  # int64 `(D,)`, in bytes.
 
@@ -286,7 +287,12 @@ def index(
     # `paths` are sorted, so sorting by file number sorts by path.
     order = np.lexsort((offsets, owners, digests[:, 1], digests[:, 0]))
     return DocumentIndex(
-        tuple(local_paths), digests[order], owners[order], offsets[order], lengths[order]
+        tuple(paths),
+        tuple(local_paths),
+        digests[order],
+        owners[order],
+        offsets[order],
+        lengths[order],
     )
 
 

@@ -32,12 +32,22 @@ class WriteShardsSettings(RunnerSettings):
         choices=FORMATS,
     )
     text_field: str = flag("key of the text in JSON objects", "text")
-    num_shards: int = flag("number of files", 64)
-    max_seq_length: int = flag("tokens per example, with [CLS] and two [SEP]", 128)
-    max_predictions_per_seq: int = flag("maximum number of predicted tokens per example", 20)
-    masked_lm_prob: float = flag("fraction of tokens to predict, in [0, 1]", 0.15)
-    short_seq_prob: float = flag("fraction of documents with shorter examples, in [0, 1]", 0.1)
-    dupe_factor: int = flag("passes over the text, each with other instances and masks", 1)
+    num_shards: int = flag("number of files", 64, bounds={">=": 1, "<=": 99_999})
+    max_seq_length: int = flag(
+        "tokens per example, with [CLS] and two [SEP]", 128, bounds={">=": 5, "<=": 1 << 16}
+    )
+    max_predictions_per_seq: int = flag(
+        "maximum number of predicted tokens per example", 20, bounds={">=": 1}
+    )
+    masked_lm_prob: float = flag("fraction of tokens to predict", 0.15, bounds={">=": 0, "<=": 1})
+    short_seq_prob: float = flag(
+        "fraction of documents with shorter examples", 0.1, bounds={">=": 0, "<=": 1}
+    )
+    dupe_factor: int = flag(
+        "passes over the text, each with other instances and masks",
+        1,
+        bounds={">=": 1, "<=": 1000},
+    )
     whole_word_mask: bool = flag("masking of whole words instead of single pieces", False)
     masking: str = flag(
         "static: masks in the shards; dynamic: new masks in each training epoch",
@@ -55,33 +65,26 @@ class WriteShardsSettings(RunnerSettings):
     do_lower_case: bool | None = flag(
         "lower-casing of text; default: inferred from the vocabulary", None
     )
-    strip_accents: bool | None = flag("removal of accents; default: as lower-casing", None)
+    strip_accents: bool | None = flag(
+        "removal of accents; default: inferred from the vocabulary", None
+    )
     max_input_chars_per_word: int = flag(
         "maximum number of characters of a word, beyond which it is [UNK]: 200 as in "
         "google-research/bert, 100 for models of Hugging Face",
         200,
+        bounds={">=": 1, "<=": MAX_WORD_CHARACTERS},
     )
-    seed: int = flag("random seed", 12345)
+    seed: int = flag("random seed", 12345, bounds={">=": 0, "<": 1 << 32})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not any(self.input):
             raise UserError("--input: expected text files or globs")
-        for name, minimum, maximum in (
-            ("num_shards", 1, 99_999),
-            ("max_seq_length", 5, 1 << 16),
-            ("max_predictions_per_seq", 1, self.max_seq_length),
-            ("dupe_factor", 1, 1000),
-            ("max_input_chars_per_word", 1, MAX_WORD_CHARACTERS),
-            ("seed", 0, (1 << 32) - 1),
-        ):
-            value = getattr(self, name)
-            if not minimum <= value <= maximum:
-                raise UserError(f"--{name}={value}: expected an integer in [{minimum}, {maximum}]")
-        for name in ("masked_lm_prob", "short_seq_prob"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise UserError(f"--{name}={value}: expected a number in [0, 1]")
+        if self.max_predictions_per_seq > self.max_seq_length:
+            raise UserError(
+                f"--max_predictions_per_seq={self.max_predictions_per_seq}: expected an integer <= "
+                f"--max_seq_length={self.max_seq_length}"
+            )
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that determine the content of the shards, by name."""

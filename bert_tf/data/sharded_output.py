@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from bert_tf.config import read_json_object
@@ -26,7 +26,7 @@ Span = tuple[str, int, int]  # A part of a file: path, and two numbers that say 
 # Of a shard in the manifest: "file", "sha256", "bytes" and other numbers.
 Entry = dict[str, Any]
 # Writes a shard atomically from its number (from 0), its path and what it is made from.
-WriteShard = Callable[[int, str, Sequence[Span]], Entry]
+WriteShard = Callable[[int, str, Iterable[Span]], Entry]
 # Imports TensorFlow and returns a `WriteShard`. It is pickled, and each worker calls it once.
 OpenShardWriter = Callable[[], WriteShard]
 
@@ -180,7 +180,7 @@ class ShardManifest(abc.ABC):
     def write_missing(
         self,
         open_writer: OpenShardWriter,
-        spans_of: Callable[[int], Sequence[Span]],
+        spans_of: Callable[[int], Iterable[Span]],
         stamps: Mapping[str, Any],
         settings: jobs.RunnerSettings,
         log: Callable[[str], None],

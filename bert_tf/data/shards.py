@@ -6,7 +6,7 @@ any machine writes the same bytes.
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class ShardWriter:
                 autograph=False,
             )
 
-    def write(self, number: int, path: str, spans: Sequence[Span]) -> Entry:
+    def write(self, number: int, path: str, spans: Iterable[Span]) -> Entry:
         """Write a shard atomically; see `sharded_output.WriteShard`.
 
         Raises:

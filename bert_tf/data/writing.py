@@ -9,11 +9,12 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from bert_tf.config import TOKENIZER_SETTINGS, strips_accents
 from bert_tf.data import documents
 from bert_tf.data.documents import DocumentIndex
 from bert_tf.data.manifest import Manifest
@@ -50,12 +51,9 @@ def write_shards(
             settings, text or versions.
     """
     vocabulary = Vocabulary.load(settings.vocab)
-    lower = settings.do_lower_case
-    lower = not vocabulary.looks_cased() if lower is None else lower
-    tokenizer = {
-        "do_lower_case": lower,
-        "strip_accents": settings.strip_accents,
-        "max_input_chars_per_word": settings.max_input_chars_per_word,
+    given = {name: getattr(settings, name) for name in TOKENIZER_SETTINGS}
+    tokenizer = vocabulary.normalization() | {
+        name: value for name, value in given.items() if value is not None
     }
     directory = settings.output_dir
     is_here = not files.is_remote(directory)
@@ -63,12 +61,18 @@ def write_shards(
     if os.path.realpath(settings.vocab) in map(os.path.realpath, paths):
         raise UserError(f"--vocab={settings.vocab}: is part of --input; name the text files alone")
     check_directory(directory)
+    for warning in (
+        unreachable_entries(vocabulary, tokenizer, settings.vocab),
+        too_few_predictions(settings),
+    ):
+        if warning:
+            log(f"warning: {warning}")
     with contextlib.ExitStack() as stack:
         stack.enter_context(ownership.sole_writer(directory))
         spill_dir = os.path.join(directory, SPILL)
         stack.callback(files.remove_own, spill_dir, re.compile(r"\d+"))
 
-        log(f"indexing: {len(paths)} files, {'uncased' if lower else 'cased'}")
+        log(f"indexing: {len(paths)} files, {'uncased' if tokenizer['do_lower_case'] else 'cased'}")
         # Workers read the documents again by offset, so files must not change until the end.
         began, stamps = time.monotonic(), {path: files.stamp(path) for path in paths}
         index = documents.index(paths, settings.input_format, settings.text_field, spill_dir)
@@ -87,35 +91,29 @@ def write_shards(
         )
         were_missing = manifest.write_missing(
             functools.partial(open_writer, settings, vocabulary, tokenizer),
-            lambda number: spans(index, number, settings.num_shards),
+            lambda number: ShardSpans(index, number, settings.num_shards),
             stamps,
             settings,
             log,
         )
     if were_missing:
         log(_summary(manifest))
-    for warning in (
-        unreachable_entries(vocabulary, lower, settings),
-        too_few_predictions(settings),
-        manifest.next_sentence_warning(),
-    ):
-        if warning:
-            log(f"warning: {warning}")
+    if warning := manifest.next_sentence_warning():
+        log(f"warning: {warning}")
     return manifest
 
 
 def unreachable_entries(
-    vocabulary: Vocabulary, lower: bool, settings: WriteShardsSettings
+    vocabulary: Vocabulary, tokenizer: Mapping[str, Any], vocab: str
 ) -> str | None:
     """Return a warning if over 1% of the entries are not normalized like the text."""
-    strips = lower if settings.strip_accents is None else settings.strip_accents
-    entries = vocabulary.entries
-    words = vocabulary.words
-    count = sum(unicode_tables.normalize(word, lower, strips) != word for word in words)
-    if count <= 0.01 * len(entries):
+    lower = tokenizer["do_lower_case"]
+    strips = strips_accents(lower, tokenizer["strip_accents"])
+    count = vocabulary.count_changed(lower, strips)
+    if count <= 0.01 * len(vocabulary):
         return None
     return (
-        f"--vocab={settings.vocab}: {count:,} of {len(entries):,} entries cannot occur in text "
+        f"--vocab={vocab}: {count:,} of {len(vocabulary):,} entries cannot occur in text "
         f"with --do_lower_case={str(lower).lower()} --strip_accents={str(strips).lower()}; "
         "expected the flags of learn_vocab"
     )
@@ -164,10 +162,11 @@ def check_index(index: DocumentIndex, settings: WriteShardsSettings) -> None:
         advice = f"use --num_shards={number}"
     else:
         largest = index.lengths.argmax()
+        path = index.inputs[index.files[largest]]
         advice = (
             f"split the largest document ({index.lengths[largest] / 1e6:.0f} MB at byte "
-            f"{index.offsets[largest]} of {index.paths[index.files[largest]]}), or lower "
-            "--dupe_factor"
+            f"{index.offsets[largest]} of {path}{', decompressed' * path.endswith('.gz')}), or "
+            "lower --dupe_factor"
         )
     raise UserError(
         f"--num_shards={settings.num_shards}: up to {text:.0f} MB of text per shard with "
@@ -175,11 +174,24 @@ def check_index(index: DocumentIndex, settings: WriteShardsSettings) -> None:
     )
 
 
-def spans(index: DocumentIndex, number: int, num_shards: int) -> list[Span]:
-    """Return path, offset and length in bytes of each document of a shard, numbered from 0."""
-    columns = (index.files, index.offsets, index.lengths)
-    assigned = zip(*(column[number::num_shards].tolist() for column in columns), strict=True)
-    return [(index.paths[file], offset, length) for file, offset, length in assigned]
+class ShardSpans:
+    """Path, offset and length in bytes of each document of a shard, numbered from 0.
+
+    Arrays save memory: runners of Beam receive the documents of all shards at once.
+    """
+
+    def __init__(self, index: DocumentIndex, number: int, num_shards: int) -> None:
+        files, self._offsets, self._lengths = (
+            column[number::num_shards] for column in (index.files, index.offsets, index.lengths)
+        )
+        used, positions = np.unique(files, return_inverse=True)
+        self._paths = [index.paths[file] for file in used]
+        self._files = positions.astype(np.int32)
+
+    def __iter__(self) -> Iterator[Span]:
+        columns = (self._files, self._offsets, self._lengths)
+        for file, offset, length in zip(*(column.tolist() for column in columns), strict=True):
+            yield self._paths[file], offset, length
 
 
 def _largest(index, num_shards):

@@ -65,7 +65,7 @@ def test_a_shard_holds_its_instances_masked_by_their_numbers(
     )
     for number, name in enumerate(sorted(written)):
         tokenized = tokenize_documents(
-            writing.spans(index, number, settings.num_shards),
+            writing.ShardSpans(index, number, settings.num_shards),
             "lines",
             "text",
             tokenizer,
