@@ -26,6 +26,7 @@ SHOWN = {
         r"^as it is: recall@1 0\.2\d+, recall@10 0\.6",
         r"^trained: recall@1 0\.3\d+, recall@10 0\.7",
         r"^hard negatives: recall@1 0\.3\d+, recall@10 0\.7",
+        r"^reranked: recall@1 0\.[34]\d+, recall@10 0\.7",
     ],
     "inside_bert": [r"30,522 tokens, 6 layers", r"^telephone "],
     "pretrain_and_fill_masks": [r"step 1500/1500", r"mask 2: \S+ 0\.\d\d"],
