@@ -81,7 +81,7 @@ def softmax_cross_entropy(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tenso
         float32, shaped like the labels.
     """
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        tf.cast(labels_B, tf.int32), tf.cast(logits_BC, tf.float32)
+        _without_axis(labels_B, logits_BC, tf.int32), tf.cast(logits_BC, tf.float32)
     )
 
 
@@ -97,9 +97,10 @@ def vocab_cross_entropy(labels_BP: tf.Tensor, logits_BPV: tf.Tensor) -> tf.Tenso
     Returns:
         float32 `(B, P)`.
     """
+    labels_BP = _without_axis(labels_BP, logits_BPV, tf.int32)
     logits_NV = tf.reshape(tf.cast(logits_BPV, tf.float32), [-1, logits_BPV.shape[-1]])
-    labels_N = tf.reshape(tf.cast(labels_BP, tf.int32), [-1])
-    return tf.reshape(fused_ops.cross_entropy(labels_N, logits_NV), tf.shape(labels_BP))
+    losses_N = fused_ops.cross_entropy(tf.reshape(labels_BP, [-1]), logits_NV)
+    return tf.reshape(losses_N, tf.shape(labels_BP))
 
 
 def focal_softmax_cross_entropy(
@@ -107,7 +108,8 @@ def focal_softmax_cross_entropy(
 ) -> tf.Tensor:
     """Return the focal form of `softmax_cross_entropy`, of the same shapes."""
     logits_BC = tf.cast(logits_BC, tf.float32)
-    is_label_BC = tf.one_hot(tf.cast(labels_B, tf.int32), logits_BC.shape[-1]) > 0
+    labels_B = _without_axis(labels_B, logits_BC, tf.int32)
+    is_label_BC = tf.one_hot(labels_B, logits_BC.shape[-1]) > 0
     # The log-odds of the label against all other classes, log p - log (1 - p).
     of_label_B = tf.reduce_sum(tf.where(is_label_BC, logits_BC, 0.0), axis=-1)
     of_others_B = tf.reduce_logsumexp(tf.where(is_label_BC, -float("inf"), logits_BC), axis=-1)
@@ -130,7 +132,7 @@ def is_correct(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
             is the fraction of correct decisions.
         logits_BC: One logit per class; or a single one, of the second of two classes.
     """
-    labels_B = tf.cast(labels_B, tf.int32)
+    labels_B = _without_axis(labels_B, logits_BC, tf.int32)
     if len(logits_BC.shape) == len(labels_B.shape):
         correct_BC = tf.cast(logits_BC > 0, tf.int32) == labels_B
         return tf.reduce_mean(tf.cast(correct_BC, tf.float32), axis=-1)
@@ -144,7 +146,7 @@ def is_correct(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
 def sigmoid_cross_entropy(labels_B: tf.Tensor, logits_B1: tf.Tensor) -> tf.Tensor:
     """Return binary cross-entropy `(B,)` of labels 0 or 1, `(B,)`, and their logits `(B, 1)`."""
     return tf.nn.sigmoid_cross_entropy_with_logits(
-        tf.cast(labels_B, tf.float32), tf.cast(logits_B1, tf.float32)[:, 0]
+        _without_axis(labels_B, logits_B1), tf.cast(logits_B1, tf.float32)[:, 0]
     )
 
 
@@ -152,7 +154,7 @@ def focal_sigmoid_cross_entropy(
     labels_B: tf.Tensor, logits_B1: tf.Tensor, gamma: float
 ) -> tf.Tensor:
     """Return the focal form of `sigmoid_cross_entropy`; labels are 0 or 1."""
-    return _focal(_margins(labels_B, logits_B1[:, 0]), gamma)
+    return _focal(_margins(_without_axis(labels_B, logits_B1), logits_B1[:, 0]), gamma)
 
 
 def multi_label_cross_entropy(labels_BC: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
@@ -175,7 +177,8 @@ def focal_multi_label_cross_entropy(
 
 def squared_error(values_B: tf.Tensor, outputs_B1: tf.Tensor) -> tf.Tensor:
     """Return (value - output)^2 `(B,)` of values `(B,)` and outputs `(B, 1)`."""
-    return tf.square(tf.cast(values_B, tf.float32) - tf.cast(outputs_B1, tf.float32)[:, 0])
+    outputs_B = tf.cast(outputs_B1, tf.float32)[:, 0]
+    return tf.square(_without_axis(values_B, outputs_B1) - outputs_B)
 
 
 def identity_loss(labels_B: tf.Tensor, errors_B: tf.Tensor) -> tf.Tensor:
@@ -296,6 +299,16 @@ def squared_difference(
     return squared_error(tf.cast(teacher_B1, tf.float32)[:, 0], outputs_B1)
 
 
+def _without_axis(labels, output, dtype=tf.float32):
+    """Return labels as the dtype, and those `(B, 1)` of an output `(B, C)` as `(B,)`.
+
+    Keras leaves both shapes to the loss. Broadcast with losses `(B,)`, they would give `(B, B)`.
+    """
+    labels, output = tf.cast(labels, dtype), tf.convert_to_tensor(output)
+    is_column = labels.shape.rank == output.shape.rank and labels.shape[-1] == 1
+    return labels[..., 0] if is_column else labels
+
+
 def _margins(labels, logits):
     """Return the log-odds of the label: the logit if it is 1, the negated logit if it is 0."""
     return (2.0 * tf.cast(labels, tf.float32) - 1.0) * tf.cast(logits, tf.float32)
@@ -316,6 +329,7 @@ class WeightedMean(keras.losses.Loss):
 
     Args:
         loss: Function of this module, its name, or a `functools.partial` of it; or a `BatchLoss`.
+            Labels and weights `(B, 1)` of one loss per example count as `(B,)`.
         name: Name of the Keras loss. Defaults to the function's name.
         **options: Arguments bound to the function, such as gamma=2.0.
     """
@@ -419,7 +433,7 @@ def weighted_sum(
         values = function(labels, output, weights)
     else:
         values = (loss.call if isinstance(loss, WeightedMean) else loss)(labels, output)
-    weights = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype)
+    weights = tf.ones_like(values) if weights is None else _per_element(weights, values)
     return tf.reduce_sum(weights * values), tf.reduce_sum(weights)
 
 
@@ -427,8 +441,13 @@ def _num_weighted(weighted, weights):
     """Return the number of elements whose weight is not 0."""
     if weights is None:
         return tf.cast(tf.size(weighted), weighted.dtype)
-    weights = tf.convert_to_tensor(weights)
-    missing = weighted.shape.rank - weights.shape.rank
+    return tf.math.count_nonzero(_per_element(weights, weighted), dtype=weighted.dtype)
+
+
+def _per_element(weights, values):
+    """Return weights in the dtype and shape of values; either may have more axes."""
+    weights = tf.cast(weights, values.dtype)
+    ranks = values.shape.rank, weights.shape.rank
+    missing = 0 if None in ranks else ranks[0] - ranks[1]
     weights = tf.squeeze(weights, -1) if missing < 0 else weights[(..., *[tf.newaxis] * missing)]
-    weights = tf.broadcast_to(weights, tf.shape(weighted))
-    return tf.math.count_nonzero(weights, dtype=weighted.dtype)
+    return tf.broadcast_to(weights, tf.shape(values))

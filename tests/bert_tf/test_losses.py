@@ -192,6 +192,48 @@ def test_every_loss_survives_a_keras_config_and_keeps_its_gamma():
                 ), name
 
 
+def test_labels_and_weights_of_one_column_are_vectors():
+    """Keras passes both shapes; broadcast with losses `(B,)`, columns would give `(B, B)`."""
+    column = [[1.0], [3.0]]
+    loss = WeightedMean("squared_error")
+    assert float(loss(column, column)) == 0
+    for weights in ([1.0, 0.0], [[1.0], [0.0]]):
+        assert float(loss([1.0, 3.0], [[3.0], [9.0]], weights)) == 4
+    rng = np.random.default_rng(0)
+    logits_BLC, ids_BL = rng.normal(size=(3, 4, 5)), rng.integers(0, 2, (3, 4))
+    logits_B1, ids_B = logits_BLC[:, 0, :1], ids_BL[:, 0]
+    focal_softmax, focal_sigmoid, focal_multi_label = (
+        functools.partial(function, gamma=1.5)
+        for function in (
+            focal_softmax_cross_entropy,
+            focal_sigmoid_cross_entropy,
+            focal_multi_label_cross_entropy,
+        )
+    )
+    of_classes = [softmax_cross_entropy, half_softmax_cross_entropy, focal_softmax]
+    for function in (*of_classes, losses.vocab_cross_entropy, losses.is_correct):
+        actual_BL = function(ids_BL[..., None], logits_BLC)
+        np.testing.assert_array_equal(actual_BL, function(ids_BL, logits_BLC))
+    for function in (squared_error, sigmoid_cross_entropy, focal_sigmoid, losses.is_correct):
+        actual_B = function(ids_B[:, None], logits_B1)
+        np.testing.assert_array_equal(actual_B, function(ids_B, logits_B1))
+    # A column of multi-hot labels is one label.
+    for function, of_one_label in (
+        (multi_label_cross_entropy, sigmoid_cross_entropy),
+        (focal_multi_label, focal_sigmoid),
+    ):
+        actual_B = function(ids_B[:, None], logits_B1)
+        np.testing.assert_allclose(actual_B, of_one_label(ids_B, logits_B1), rtol=1e-6)
+
+
+def test_weights_of_examples_hold_for_all_their_elements():
+    logits_BLC, ids_BL = np.random.default_rng(0).normal(size=(3, 3, 5)), np.zeros((3, 3), np.int32)
+    loss, weights_B = WeightedMean(softmax_cross_entropy), np.array([1.0, 0.0, 3.0])
+    expected = loss(ids_BL, logits_BLC, np.repeat(weights_B[:, None], 3, axis=1))
+    for weights in (weights_B, weights_B[:, None]):
+        np.testing.assert_allclose(loss(ids_BL, logits_BLC, weights), expected, rtol=1e-6)
+
+
 def test_divergences_by_hand():
     """Use T = 2 and a teacher of probability 3/4 at T, a student of 1/2: four times the KL."""
     divergence = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
