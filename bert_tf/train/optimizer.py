@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.model.fused_kernels import MIN_WIDTH
+from bert_tf.model.fused_kernels import MIN_WIDTH, are_compiled
 
 NOT_FINITE = "the loss or its gradient is not finite"
 # Dynamic loss scaling of float16, as in tf.keras.mixed_precision.LossScaleOptimizer.
@@ -392,11 +392,7 @@ class AdamW(AdamBase):
     def _updated(self, weights, m, v, gradient, rate, correction_1, correction_2, decays):
         """Return the weights and moments after an update with a clipped gradient."""
         return _adamw_values(
-            *(weights, m, v, gradient, rate, correction_1, correction_2),
-            beta_1=self.beta_1,
-            beta_2=self.beta_2,
-            epsilon=self.epsilon,
-            decay=self.weight_decay_rate if decays else 0.0,
+            *(weights, m, v, gradient, rate, correction_1, correction_2), **self._options(decays)
         )
 
     def _update(self, variable, m, v, gradient, factor, learning_rate):
@@ -413,11 +409,12 @@ class AdamW(AdamBase):
             variable.shape,
             gradient,
             tf.stack([factor, learning_rate, 1.0 - power_1, 1.0 - power_2]),
-            beta_1=self.beta_1,
-            beta_2=self.beta_2,
-            epsilon=self.epsilon,
-            decay=self.weight_decay_rate if self.decays(variable) else 0.0,
+            **self._options(self.decays(variable)),
         )
+
+    def _options(self, decays):
+        options = {name: getattr(self, name) for name in ("beta_1", "beta_2", "epsilon")}
+        return {**options, "decay": self.weight_decay_rate if decays else 0.0}
 
 
 def adamw_update(
@@ -436,7 +433,7 @@ def adamw_update(
         scalars: float32 `(4,)`: gradient factor, learning rate, 1 - beta_1^t, 1 - beta_2^t.
         **options: beta_1, beta_2, epsilon and decay.
     """
-    is_compiled = max(shape, default=1) >= MIN_WIDTH  # A scalar has no width.
+    is_compiled = are_compiled() and max(shape, default=1) >= MIN_WIDTH  # A scalar has no width.
     known = tuple(shape) if is_compiled else (None,) * len(shape)
     _traced_adamw(is_compiled, known, tuple(sorted(options.items())))(*handles, gradient, scalars)
 
@@ -454,23 +451,16 @@ def _traced_adamw(is_compiled, shape, options):
     return tf.function(update, input_signature=specs, jit_compile=is_compiled, autograph=False)
 
 
-def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, beta_1, beta_2, epsilon, decay):
+def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, **options):
     """Update w, m and v through their handles.
 
     A variable's own assign methods return a copy; raw assignments let XLA write in place.
     """
     handles = (weights_at, m_at, v_at)
     factor, learning_rate, correction_1, correction_2 = tf.unstack(scalars)
+    before = _read(handles, shape)
     values = _adamw_values(
-        *_read(handles, shape),
-        gradient * factor,
-        learning_rate,
-        correction_1,
-        correction_2,
-        beta_1=beta_1,
-        beta_2=beta_2,
-        epsilon=epsilon,
-        decay=decay,
+        *before, gradient * factor, learning_rate, correction_1, correction_2, **options
     )
     for handle, value in zip(handles, values, strict=True):
         tf.raw_ops.AssignVariableOp(resource=handle, value=value)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf.model.fused_kernels import MIN_WIDTH
+from bert_tf.model.fused_kernels import MIN_WIDTH, compile_kernels
 from bert_tf.train.optimizer import AdamW, Lamb, adamw_update
 
 
@@ -33,6 +33,31 @@ def test_adamw_by_numpy(decay, width):
     weights = weights - 0.02 * (m / 0.3 / (np.sqrt(v / 0.2) + 1e-3) + decay * weights)
     for variable, expected in zip(variables, (weights, m, v), strict=True):
         np.testing.assert_allclose(variable, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_an_update_is_compiled_with_the_kernels(is_compiled):
+    variables = [tf.Variable(tf.ones([MIN_WIDTH])) for _ in range(3)]
+
+    @tf.function
+    def update():
+        adamw_update(
+            [variable.handle for variable in variables],
+            [MIN_WIDTH],
+            tf.ones([MIN_WIDTH]),
+            tf.ones([4]),
+            beta_1=0.9,
+            beta_2=0.9,
+            epsilon=1e-6,
+            decay=0.0,
+        )
+
+    compile_kernels(is_compiled)
+    try:
+        nodes = update.get_concrete_function().graph.as_graph_def().node
+    finally:
+        compile_kernels(True)
+    assert any(node.attr["_XlaMustCompile"].b for node in nodes) == is_compiled
 
 
 @pytest.mark.parametrize("optimizer_class", [AdamW, Lamb])
