@@ -72,7 +72,8 @@ class Cluster:
             )
         addresses = [address for name in JOBS for address in jobs.get(name, [])]
         for address in addresses:
-            if not re.fullmatch(r".+:\d+", address):
+            is_address = re.fullmatch(r".+:\d+", address)
+            if not is_address or not 0 < _host_and_port(address)[1] < 2**16:
                 raise UserError(f"TF_CONFIG: address {address!r:.80}: expected host:port")
         first = len(jobs.get("chief", [])) if job == "worker" else 0
         return cls(tuple(addresses), first + index)

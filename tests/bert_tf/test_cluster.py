@@ -48,6 +48,8 @@ def test_chief_and_workers_are_counted_together(jobs, job, index, addresses, num
         (variable(WORKERS, "worker", "0"), "index '0'"),
         (variable({"chief": ["a:1", "b:2"]}, "chief", 1), "2 chiefs: expected one"),
         (variable({"worker": ["a"]}, "worker", 0), "address 'a': expected host:port"),
+        (variable({"worker": ["a:1", "b:65536"]}, "worker", 0), "'b:65536': expected host:port"),
+        (variable({"worker": ["a:0"]}, "worker", 0), "address 'a:0': expected host:port"),
         (variable(WORKERS, "chief", 0), "expected the environment variable TF_CONFIG"),
         (variable({"worker": [7]}, "worker", 0), "expected the environment variable TF_CONFIG"),
         ('{"cluster": [], "task": {"type": "worker", "index": 0}}', "TF_CONFIG, equal in"),
