@@ -9,10 +9,11 @@ Shape suffixes: N examples of a block, B batch size, L sequence length, P maximu
 sequence, T tokens of a batch.
 """
 
+import contextlib
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -108,6 +109,33 @@ def record_offsets(path: str | os.PathLike, every: int) -> tuple[int, np.ndarray
                 break
             position += at
     return number, np.array(offsets)
+
+
+def bad_record(error: tf.errors.OpError, where: str = "") -> UserError | None:
+    """Return the `UserError` for a TensorFlow error from reading a batch, or `None`.
+
+    Args:
+        error: Error raised by TensorFlow.
+        where: Prefix of a message that names no record, such as the current step.
+    """
+    if found := _MESSAGE.search(str(error)):
+        return UserError(found[1])
+    is_missing = "No such file or directory" in str(error)
+    if is_missing or isinstance(error, tf.errors.DataLossError):
+        return UserError(
+            f"{where}a shard is {'missing' if is_missing else 'damaged'} "
+            f"({error.message.splitlines()[0]}); run bert-tf inspect_shards to find it"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def names_bad_record() -> Iterator[None]:
+    """Raise `UserError` for a TensorFlow error from reading a batch."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise bad_record(error) or error from None
 
 
 class PretrainingDataset:
@@ -208,6 +236,7 @@ class PretrainingDataset:
         rows = self._rows(tf.data.Dataset.range(len(self._pieces.records)).map(block))
         return self._finished(select(rows.batch(batch_size)), 0, layout)
 
+    @names_bad_record()
     def sequence_lengths(self) -> np.ndarray:
         """Return the number of tokens of the first `SAMPLED_EXAMPLES` examples, int `(N,)`."""
         lengths = self.evaluation_batches(
@@ -376,12 +405,6 @@ class PretrainingDataset:
                 marked = tf.strings.join(["<<", *message, ">>"])
                 checks.append(tf.debugging.Assert(~tf.reduce_any(is_bad), [marked], summarize=1))
         return checks
-
-
-def bad_record(error: tf.errors.OpError) -> UserError | None:
-    """Return the `UserError` in a TensorFlow error from reading a batch, or `None`."""
-    found = _MESSAGE.search(str(error))
-    return UserError(found[1]) if found else None
 
 
 def _part(path, offset, expected):

@@ -5,7 +5,12 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from bert_tf.data.batches import PretrainingDataset, flatten_examples, pack_examples
+from bert_tf.data.batches import (
+    PretrainingDataset,
+    flatten_examples,
+    names_bad_record,
+    pack_examples,
+)
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.train.compilation import compile_with_weights, packed_shape
 from bert_tf.train.distribution import LocalReplicas, distribute
@@ -45,6 +50,7 @@ class PretrainingEvaluator:
         everything = -(-len(data) // BATCH_EXAMPLES)
         self.num_batches = min(num_batches or everything, everything)
 
+    @names_bad_record()
     def metrics(self) -> dict[str, float]:
         """Evaluate the model; "perplexity" is exp of the masked_lm_loss.
 

@@ -13,6 +13,7 @@ from bert_tf.data import batches as module
 from bert_tf.data import inspection, tf_examples
 from bert_tf.data.batches import PretrainingDataset, bad_record, flatten_examples, pad_examples
 from bert_tf.data.manifest import Manifest
+from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from tests.corpus import ENTRIES, config_of, write_shards
 
 LENGTH, PREDICTIONS = 32, 5
@@ -255,6 +256,30 @@ def test_damage_is_an_error_in_training_without_verification(copy):
             rows(batches)
         if kind is tf.errors.InvalidArgumentError:
             assert "records; the manifest has" in str(bad_record(caught.value))
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged", "impossible"])
+def test_a_bad_shard_is_named_outside_of_training(copy, damage):
+    """In evaluations, and while lengths are sampled for a compiled step."""
+    path = second_shard(copy)
+    data = data_of(copy)
+    _, examples = next(inspection.read_shards([str(path)], tf_examples.parser(LENGTH, PREDICTIONS)))
+    examples["segment_ids"][3, 0] = 7
+    if damage == "missing":
+        path.unlink()
+    elif damage == "damaged":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for record in tf_examples.serialize(examples):
+                writer.write(record)
+    evaluator = PretrainingEvaluator(None, tf.distribute.get_strategy(), data)
+    evaluator._sums = lambda batch: tf.zeros([], tf.float64)
+    for read in (data.sequence_lengths, evaluator.metrics):
+        with pytest.raises(UserError) as caught:
+            read()
+        expected = f"{path}: record 3: segment_ids is 7" if damage == "impossible" else damage
+        assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.fixture(scope="module", params=[pad_examples, flatten_examples])
