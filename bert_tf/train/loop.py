@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from bert_tf.data.batches import bad_record
-from bert_tf.errors import DivergenceError, UserError
+from bert_tf.errors import DivergenceError
 from bert_tf.runs.checkpoints import CHECKPOINT_FILES, assign, model_variables, read
 from bert_tf.runs.run import Run
 from bert_tf.system.progress import Progress
@@ -93,7 +93,7 @@ class TrainingLoop:
             step = 0
         else:
             # A finished phase is skipped, unless its last evaluation is missing.
-            if step > end or (step == end and not self._is_due(step)):
+            if step >= end and not self._is_due(step):
                 return
             self.log(f"resuming at step {step} of {self.num_train_steps}")
         # The process may have been killed between a save and its evaluation.
@@ -163,13 +163,14 @@ class TrainingLoop:
         """
         logs = None
         while len(unread) > num_kept:
+            first = step - sum(count for _, count in unread)
             logs, count = unread.pop(0)
             try:
                 is_finite = math.isfinite(logs["gradient_norm"])  # XLA drops the check that raises.
             except tf.errors.OpError as error:
-                raise self._user_error(error, step) or error from None
+                raise self._user_error(error, first, count) or error from None
             if not is_finite:
-                raise self._not_finite()
+                raise self._not_finite(first, count)
             clock.count(logs, count)
         return logs
 
@@ -234,40 +235,31 @@ class TrainingLoop:
                 return self.step(iterator, asked, gradient_norm=norm)
             return self.step(iterator, asked, tf.constant(count), norm)
         except tf.errors.OpError as error:
-            user_error = self._user_error(error, step)
-            if user_error is None:
-                raise
-            raise user_error from None
+            raise self._user_error(error, step, count) or error from None
 
-    def _user_error(self, error, step):
-        """Return the `UserError` for a TensorFlow error of a step, or `None`."""
-        user_error = bad_record(error)
-        if user_error is not None:
-            return user_error
+    def _user_error(self, error, step, count):
+        """Return the `UserError` for a TensorFlow error of `count` steps from `step`, or `None`."""
         if isinstance(error, tf.errors.InvalidArgumentError) and NOT_FINITE in str(error):
-            return self._not_finite()
-        if isinstance(error, tf.errors.DataLossError):
-            return UserError(
-                f"{self._where(step)}: a shard is damaged ({error.message.splitlines()[0]}); "
-                "run bert-tf inspect_shards to find it"
-            )
-        return lost_worker(error, f"{self._where(step)}: ")
+            return self._not_finite(step, count)
+        where = f"{self._where(step)}: "
+        return bad_record(error, where) or lost_worker(error, where)
 
-    def _not_finite(self):
-        """Return the error for a loss or gradient that is not finite."""
-        # With several steps per call only the optimizer knows at which one it stopped.
-        where = self._where(int(self.step.optimizer.iterations))
+    def _not_finite(self, step, count):
+        """Return the error for a loss or gradient that is not finite, in `count` steps."""
+        optimizer = self.step.optimizer
+        if not optimizer.scales_loss:  # Otherwise it does not count the updates that it skipped.
+            # With several steps per call only the optimizer knows at which one it stopped.
+            step, count = int(optimizer.iterations), 1
         return DivergenceError(
-            f"{where}: {NOT_FINITE}; the update was not applied and "
+            f"{self._where(step, count)}: {NOT_FINITE}; the update was not applied and "
             f"{self.run.checkpoints.directory} is unaffected; try a lower --learning_rate in a "
             "new --output_dir"
         )
 
-    def _where(self, step):
-        """Describe a step and its position in the data."""
-        return f"step {step}" + (
-            f" ({self.describe_position(step)})" if self.describe_position else ""
-        )
+    def _where(self, step, count=1):
+        """Describe a step, or one of several, and the position of the first in the data."""
+        steps = f"step {step}" if count == 1 else f"steps {step} to {step + count - 1}"
+        return steps + (f" ({self.describe_position(step)})" if self.describe_position else "")
 
     def variables(self) -> dict[str, Any]:
         """Return all variables of a checkpoint by name: model, dropout seeds, slots, step."""
@@ -278,7 +270,7 @@ class TrainingLoop:
 
     def _evaluates_at(self, step):
         """Return True if an evaluation follows this step."""
-        is_end = step == self.num_train_steps
+        is_end = step >= self.num_train_steps  # Their number may have been lowered.
         return (
             self.evaluate is not None and step > 0 and (is_end or step % self.evaluate_every == 0)
         )

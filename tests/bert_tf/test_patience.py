@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import AdamW
+from bert_tf.errors import DivergenceError
 from bert_tf.runs.checkpoints import CheckpointManager, read
 from bert_tf.runs.run import Run
 from bert_tf.train import loop
@@ -21,6 +22,7 @@ from bert_tf.train.losses import softmax_cross_entropy
 from bert_tf.train.signals import Interrupted
 from bert_tf.train.step import TrainStep
 from tests import small
+from tests.pretraining import stop_at
 
 LAST = 12
 # One evaluation per two steps. The best is the second; an equal score is no improvement.
@@ -46,7 +48,7 @@ class Linear(keras.Model):
 def train(tmp_path, config, vocabulary):
     """Return a function that trains or resumes a run whose evaluations return SCORES."""
 
-    def call(name="run", patience=3, scores=SCORES):
+    def call(name="run", patience=3, scores=SCORES, last=LAST, optimizer=None):
         path, said = tmp_path / name, []
         if Run.exists(path):
             run = Run.open(path)
@@ -56,7 +58,8 @@ def train(tmp_path, config, vocabulary):
         model = Linear(name="linear")
         model.build()
         losses = {"label": softmax_cross_entropy}
-        step = TrainStep(model, losses, AdamW(1e-3), make_strategy("none"), seed=0)
+        optimizer = optimizer or AdamW(1e-3)
+        step = TrainStep(model, losses, optimizer, make_strategy("none"), seed=0)
 
         def evaluate():
             score = scores[int(step.optimizer.iterations)]
@@ -66,7 +69,7 @@ def train(tmp_path, config, vocabulary):
             run,
             step,
             lambda step, local: small.batches().skip(step),
-            LAST,
+            last,
             save_every=3,
             log_every=5,
             log=said.append,
@@ -223,6 +226,24 @@ def test_a_stop_request_during_the_last_evaluation_is_honored_after_it(train, mo
             train(patience=None)
     run, said = train(patience=None)
     assert run.is_finished(LAST, True) and said == []
+
+
+def test_a_run_beyond_a_lowered_number_of_steps_is_evaluated(train, monkeypatch):
+    scores = {2: 0.5, 3: 0.7}
+    with monkeypatch.context() as context:
+        stop_at(context, 3)
+        with pytest.raises(Interrupted, match="stopped and saved at step 3 of 4"):
+            train(patience=None, scores=scores, last=4)
+    run, _ = train(patience=None, scores=scores, last=2)
+    assert run.is_finished(2, True) and run.checkpoints.steps()[-1] == 3
+    assert {line["step"]: line["score"] for line in run.metrics() if "score" in line} == scores
+    assert train(patience=None, scores=scores, last=2)[1] == []
+
+
+def test_a_diverged_run_with_a_scaled_loss_counts_the_updates_that_it_skipped(train):
+    """Let the first update make the weights infinite; then 15 skipped ones halve the scale to 1."""
+    with pytest.raises(DivergenceError, match="^step 16: the loss or its gradient is not finite"):
+        train(scores=None, last=20, optimizer=AdamW(math.inf, scales_loss=True))
 
 
 def test_a_damaged_last_checkpoint_is_trained_again(train):
