@@ -120,6 +120,8 @@ def _pretrain(settings, log, strategy):
         if from_chief(strategy, lambda: run.is_finished(num_train_steps, bool(held_out))):
             newest = from_chief(strategy, lambda: run.checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do")
+            if not files.exists(run.file("loss.png")):  # Killed after the last evaluation.
+                _draw_curves(run, log)
             return run
         for line in run.changes():
             log(line)
@@ -149,7 +151,7 @@ def _pretrain(settings, log, strategy):
     # The others need no record of the change and do not look for the step: they could see another.
     elif chief and (line := _change_steps(run, settings, num_train_steps)):
         log(line)
-    if chief and verified != before:
+    if chief:
         files.atomic_write_text(run.file(VERIFIED_SHARDS), json.dumps(verified, indent=0) + "\n")
     for line in _plan(settings, config, model, phases, replicas, run.train.get("origin")):
         log(line)
@@ -202,12 +204,7 @@ def _pretrain(settings, log, strategy):
         ).train()
         first_step = last_step
     log(f"finished: {run.path}")
-    if not chief:
-        return run
-    try:
-        log(f"loss curves: {_draw_curves(run)}")
-    except UserError as error:
-        log(f"loss curves skipped: {error}")
+    _draw_curves(run, log)
     return run
 
 
@@ -238,8 +235,10 @@ def _change_steps(run, settings, num_train_steps):
     )
 
 
-def _draw_curves(run):
-    """Plot metrics.jsonl to RUN/loss.png and return its path."""
+def _draw_curves(run, log):
+    """Plot metrics.jsonl to RUN/loss.png, in the process that writes there."""
+    if not run.is_writer:
+        return
 
     def draw(figure):
         both = figure.subplots(2, 1, sharex=True)
@@ -248,8 +247,12 @@ def _draw_curves(run):
         both[1].set_xlabel("step")
 
     path = run.file("loss.png")
-    files.atomic_write_bytes(path, to_png(draw, figsize=(8, 7)))
-    return path
+    try:
+        files.atomic_write_bytes(path, to_png(draw, figsize=(8, 7)))
+    except UserError as error:
+        log(f"loss curves skipped: {error}")
+    else:
+        log(f"loss curves: {path}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,9 +91,7 @@ class PretrainSettings:
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
         # A single phase may use --num_train_steps instead.
-        if len(self.phase_steps) not in (0, len(self.shards)) or (
-            len(self.shards) > 1 and not self.phase_steps
-        ):
+        if len(self.phase_steps or self.shards[:1]) != len(self.shards):
             raise UserError(
                 f"--phase_steps={','.join(self.phase_steps)}: expected an integer per directory of "
                 f"--shards={','.join(self.shards)}"

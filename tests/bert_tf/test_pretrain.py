@@ -78,6 +78,10 @@ def test_it_learns_and_logs_metrics(directories, tmp_path):
     again = []
     recipe.pretrain(settings, again.append)
     assert again == [f"{run.path}: finished at step 120, nothing to do"]
+    pathlib.Path(run.file("loss.png")).unlink()  # As if it was killed before.
+    recipe.pretrain(settings, again.append)
+    assert again[2:] == [f"loss curves: {run.file('loss.png')}"]
+    assert pathlib.Path(run.file("loss.png")).exists()
 
 
 @pytest.mark.slow

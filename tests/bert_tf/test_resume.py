@@ -271,7 +271,7 @@ class Stopped(Exception):
 
 @pytest.mark.medium
 def test_a_resumed_run_reads_only_shards_that_changed(directories, tmp_path, monkeypatch):
-    """Train one step; later starts are stopped when they have read and recorded the shards."""
+    """Train one step; other starts are stopped when they have read and recorded the shards."""
     shards = pathlib.Path(shutil.copytree(directories["shards"], tmp_path / "shards"))
     read, sha256 = [], files.sha256
     monkeypatch.setattr(files, "sha256", lambda path: read.append(path) or sha256(path))
@@ -292,7 +292,10 @@ def test_a_resumed_run_reads_only_shards_that_changed(directories, tmp_path, mon
         return sorted(pathlib.Path(path).name for path in read if str(path).endswith(".tfrecord"))
 
     names = [f"examples-0000{number}-of-00003.tfrecord" for number in range(3)]
-    assert shards_read(1) == names
+    assert shards_read(2) == names
+    for _ in range(2):  # Without a checkpoint, the run is created anew.
+        assert shards_read(2) == []
+    assert shards_read(1) == []
     assert shards_read(2) == []
     os.utime(shards / names[1], ns=(0, 0))
     assert shards_read(3) == [names[1]]
