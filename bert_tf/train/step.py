@@ -13,7 +13,7 @@ from bert_tf.errors import UserError
 from bert_tf.model.custom_gradient import own_gradients
 from bert_tf.model.layout import MASKED_SCORE, count_tokens
 from bert_tf.train.compilation import GPU, compile_with_weights, is_accelerated, is_default
-from bert_tf.train.losses import BatchLoss, has_own_divisor, weighted_sum
+from bert_tf.train.losses import compares_examples, has_own_divisor, weighted_sum
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase
 
 COUNTS = ("examples", "tokens", "asked_to_stop")
@@ -223,7 +223,7 @@ class TrainStep:
         Dividing by them makes the loss a mean over the global batch.
         """
         return tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, {name: _sum(weights[name]) for name in self._terms}
+            tf.distribute.ReduceOp.SUM, {name: tf.reduce_sum(weights[name]) for name in self._terms}
         )
 
     def _seed_and_scale(self):
@@ -244,16 +244,15 @@ class TrainStep:
     def _apply(self, gradients, loss, is_running):
         """Apply the gradients unless they or the loss are not finite; return their norm."""
         variables = self.model.trainable_variables
-        if not isinstance(self.optimizer, AdamBase):
-            return self._apply_with_keras(gradients, variables, loss, is_running)
         # A loss can be infinite while its gradient is finite; NaN makes apply reject that update.
         _poison(gradients, loss)
+        if not isinstance(self.optimizer, AdamBase):
+            return self._apply_with_keras(gradients, variables, is_running)
         options = {"is_running": is_running, "wrap": self._wrap} if self.is_compiled else {}
         return self.optimizer.apply(gradients, variables, **options)
 
-    def _apply_with_keras(self, gradients, variables, loss, is_running):
+    def _apply_with_keras(self, gradients, variables, is_running):
         """Do what `_apply` does with an optimizer of Keras, which sums over the replicas itself."""
-        _poison(gradients, loss)
         norm = tf.linalg.global_norm([grad for grad in gradients if grad is not None])
         replica = tf.distribute.get_replica_context()
         if replica.num_replicas_in_sync > 1:
@@ -280,8 +279,8 @@ class TrainStep:
     def _all_gradients(self, batch, weight_sums, seed, scale):
         """Return this replica's sums and gradients, over all stacked batches if there are any."""
         if self.accumulation_steps > 1:
-            is_batch_loss = any(isinstance(loss, BatchLoss) for _, loss in self._terms.values())
-            accumulate = self._cached if is_batch_loss else self._accumulated
+            is_cached = compares_examples(loss for _, loss in self._terms.values())
+            accumulate = self._cached if is_cached else self._accumulated
             return accumulate(batch, weight_sums, seed, scale)
         sums, gradients = self._gradients(batch, weight_sums, seed, scale)
         return sums, _dense(gradients) if self.is_compiled else gradients
@@ -606,8 +605,3 @@ def _dense(gradients):
 
 def _compile(function):
     return tf.function(function, jit_compile=True, autograph=False)
-
-
-def _sum(values):
-    """Return the sum over a dense or ragged tensor."""
-    return tf.reduce_sum(values.flat_values if isinstance(values, tf.RaggedTensor) else values)

@@ -25,7 +25,7 @@ from bert_tf.train.distribution import (
     resolve_precision,
     use_precision,
 )
-from bert_tf.train.losses import BatchLoss
+from bert_tf.train.losses import compares_examples
 from bert_tf.weights.sources import read_pretrained
 from tasks.base.task import task_class
 from tasks.data.examples import EncodedExamples
@@ -200,7 +200,7 @@ def plan_of(
         runs=len(runs),
         accumulation_steps=of_run.gradient_accumulation_steps,
         is_cached=of_run.gradient_accumulation_steps > 1
-        and any(isinstance(loss, BatchLoss) for loss in training.task.losses.values()),
+        and compares_examples(training.task.losses.values()),
     )
 
 
