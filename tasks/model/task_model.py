@@ -447,7 +447,8 @@ class TaskModel(EncoderModel):
         """Configure training.
 
         Args:
-            optimizer: "auto" is AdamW with weight decay 0.01, clipping at 1 and bias correction.
+            optimizer: "auto" is AdamW with weight decay 0.01, clipping at 1 and bias correction. An
+                unused one that was created outside of the scope of the replicas is copied into it.
             loss: "auto" is the task's loss, a mean over all replicas. Names of Keras are those of
                 losses of logits, such as "sparse_categorical_crossentropy".
             metrics: Keras metrics of training; with one output, of that output. Keras gives them no
@@ -495,7 +496,7 @@ class TaskModel(EncoderModel):
                 )
             of_outputs = keras_names.compile_arguments(self.task, loss, metrics, weighted_metrics)
             self._compile(
-                optimizer=optimizer,
+                optimizer=_of_scope(optimizer),
                 **of_outputs,
                 is_compiled=jit_compile if jit_compile == "auto" else bool(jit_compile),
                 gradient_accumulation_steps=positive(
@@ -1215,11 +1216,7 @@ class TaskModel(EncoderModel):
                 optimizer = innermost(self.optimizer)
             # Of variables outside of the scope, such as moments, all replicas would share one copy.
             with self.distribute_strategy.scope():
-                before, optimizer = optimizer, type(optimizer).from_config(optimizer.get_config())
-                for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
-                    if hasattr(innermost(before), name):  # Keras stores it in no config.
-                        setattr(innermost(optimizer), name, getattr(innermost(before), name))
-                self._compile(**{**given, "optimizer": optimizer})
+                self._compile(**{**given, "optimizer": _copy_of(optimizer)})
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Run one step of `fit`, that of `TrainStep`; return the means of the epoch so far."""
@@ -1425,6 +1422,28 @@ def _teacher(teacher, kind, strategy) -> Teacher:
         *(teacher.task, teacher.network, lambda: teacher.serving.pipeline),
         teacher.distribute_strategy,
     )
+
+
+def _of_scope(optimizer):
+    """Return an optimizer of the current scope: a copy of an unused one from outside of it.
+
+    Of its variables, all replicas would share one copy.
+    """
+    is_from_outside = (
+        isinstance(optimizer, keras.optimizers.Optimizer)
+        and not optimizer.built
+        and optimizer._distribution_strategy is not tf.distribute.get_strategy()
+    )
+    return _copy_of(optimizer) if is_from_outside else optimizer
+
+
+def _copy_of(optimizer):
+    """Return a new optimizer with the settings of another one."""
+    copy = type(optimizer).from_config(optimizer.get_config())
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(innermost(optimizer), name):  # Keras stores it in no config.
+            setattr(innermost(copy), name, getattr(innermost(optimizer), name))
+    return copy
 
 
 def _batches_seen(model):

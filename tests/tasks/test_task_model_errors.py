@@ -353,6 +353,24 @@ def test_layers_are_frozen_outside_of_a_scope(weights, mirrored):
         assert mirrored.extended.variable_created_in_scope(variable.value), variable.path
 
 
+@pytest.mark.parametrize("optimizer", [lambda: keras.optimizers.SGD(0.5), lambda: AdamW(0.5)])
+def test_an_optimizer_from_outside_of_a_scope_is_made_inside(weights, mirrored, optimizer):
+    """Otherwise each replica would add 1 to the same step, or Keras could make no moments."""
+    with mirrored.scope():
+        model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
+        inside = optimizer()
+    given = optimizer()
+    given.exclude_from_weight_decay(var_names=["output"])
+    model.compile(given)
+    assert model.optimizer.get_config() == given.get_config()
+    excluded = [of._exclude_from_weight_decay_pattern for of in (model.optimizer, given)]
+    assert excluded[0] == excluded[1]
+    for variable in model.optimizer.variables:
+        assert mirrored.extended.variable_created_in_scope(variable.value), variable.path
+    model.compile(inside)
+    assert model.optimizer is inside
+
+
 def test_a_model_from_outside_of_a_scope_is_not_trained_inside(weights, mirrored):
     model = TextClassifier.from_pretrained(weights, labels=LABELS, max_seq_length=12)
     message = "the model was created outside of the scope of this MirroredStrategy; create it ins"
