@@ -35,9 +35,9 @@ def check(
     if precision == "int8" and portable:
         raise UserError("--precision=int8: has no standard operations; remove --portable")
     of_int8 = {"dev": (dev, None), "max_metric_drop": (max_metric_drop, MAX_METRIC_DROP)}
-    for name, (value, default) in of_int8.items():
-        if value != default and precision != "int8":
-            raise UserError(f"--{name}={value}: expected with --precision=int8 only")
+    for name, (given, default) in of_int8.items():
+        if given != default and precision != "int8":
+            raise UserError(f"--{name}={given}: expected with --precision=int8 only")
     if dev is not None:
         paths.check_local_file("dev", dev)
     paths.check_published("output_dir", output_dir)

@@ -237,7 +237,7 @@ class MaskedLanguageModel(TaskModel):
             UserError: If the weights have no such head, as of BertForMaskedLM, and `fit` has not
                 trained one.
         """
-        if "next_sentence" not in self.task.heads:
+        if "next_sentence" not in self.serving.signatures:
             raise UserError(
                 "predict_next_sentence: the weights have no next sentence head; load others, or "
                 "train both heads with fit"
