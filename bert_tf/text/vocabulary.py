@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from bert_tf.errors import UserError
 from bert_tf.storage import files
-from bert_tf.text import unicode_tables
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNUSED = re.compile(r"\[unused\d+\]")  # Entries that are kept for words to come.
@@ -126,6 +125,8 @@ class Vocabulary:
 
     def count_changed(self, do_lower_case: bool, strip_accents: bool) -> int:
         """Return the number of words that normalization changes, and that no text can contain."""
+        from bert_tf.text import unicode_tables  # Clients of a server need no numpy.
+
         return sum(
             unicode_tables.normalize(word, do_lower_case, strip_accents) != word
             for word in self.words

@@ -161,6 +161,14 @@ def test_marks_that_the_vocabulary_has_are_kept(tmp_path, config):
     assert ids.to_list() == [list(range(len(SPECIALS), len(vocabulary)))]
 
 
+def test_an_explicit_case_wins_over_the_vocabulary(tmp_path, config, vocabulary):
+    write_files(tmp_path, config, vocabulary)
+    save(tmp_path / "bert_model.ckpt", tensors_of(config)[1])
+    path = tmp_path / "bert_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "do_lower_case": False}))
+    assert not read_pretrained(tmp_path).config.do_lower_case
+
+
 def test_an_unknown_tensor_and_a_wrong_path_are_rejected(tmp_path, config, vocabulary):
     write_files(tmp_path, config, vocabulary)
     _, tensors = tensors_of(config)
