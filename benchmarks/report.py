@@ -26,7 +26,7 @@ TITLES = {
     "training": "Training",
     "gpu": "Training",
     "data": "Text and shards",
-    "start_up": "Start-up and memory",
+    "start_up": "Start-up",
     "retrieval": "Search with MiniLM",
 }
 # Pattern of "table: workload, unit" that the page shows, by benchmark; of a further processor it
@@ -204,10 +204,12 @@ def machine_line(record, known):
 
 
 def source_of(record):
-    """Return command, mode, commit and date of a record, and the dates of programs run before."""
-    command = re.match(r"python benchmarks/(\S+\.py(?: --[^\s;,]+)*)", record["command"])[1]
-    command = re.sub(r" --(data=\S+|baselines=\S+|quick)", "", command)
-    run = f"`{command}`, {record['mode']} run"
+    """Return commands, mode, commit and date of a record, and the dates of programs run before."""
+    commands = re.findall(r"benchmarks/(\S+\.py(?: --[^\s;]*[^\s;,])*)", record["command"])
+    found = "; ".join(dict.fromkeys(commands))
+    found = re.sub(r" --(data=\S+|baselines=[^\s;]+|quick)", "", found)
+    found = re.sub(r"(=\w+(?:,\w+){2}),[\w,]+", r"\1,...", found)
+    run = f"`{found}`, {record['mode']} run"
     others = [f"; {name} {of['date']}" for name, of in record.get("other_runs", {}).items()]
     return f"{run}, {record['commit'] or 'unknown commit'}, {record['date']}{''.join(others)}"
 
