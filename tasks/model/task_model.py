@@ -817,14 +817,21 @@ class TaskModel(EncoderModel):
         if isinstance(kwargs["validation_data"], tuple):
             dev_x, dev_y, *dev_weights = kwargs["validation_data"]
             kwargs["validation_data"] = (dev_x, self._array_of_labels(dev_y), *dev_weights)
-        given, of_task = kwargs["class_weight"], getattr(self.task, "class_weights", ())
-        if given is not None or of_task:
-            factors = class_factors(self.task, {} if given is None else given)
+        if kwargs["class_weight"] is not None:
+            factors = class_factors(self.task, kwargs["class_weight"])
             # All ids, since Keras looks those of a dataset up in a list.
             kwargs["class_weight"] = {
-                number: factors.get(number, 1.0) * weight
-                for number, weight in enumerate(of_task or [1.0] * len(self.labels))
+                number: factors.get(number, 1.0) for number in range(len(self.labels))
             }
+        if of_task := getattr(self.task, "class_weights", ()):
+            # Keras combines class weights with no sample weights.
+            given = kwargs.pop("class_weight") or dict.fromkeys(range(len(of_task)), 1.0)
+            factors_C = np.array(of_task, np.float32) * np.array([*given.values()], np.float32)
+            weigh = functools.partial(_with_class_weights, factors_C)
+            if isinstance(x, tf.data.Dataset):
+                x = x.map(weigh)
+            else:
+                x, y, kwargs["sample_weight"] = weigh(x, y, kwargs["sample_weight"])
         batch_size, num_steps = kwargs["batch_size"] or 32, steps_per_epoch  # As in Keras.
         if self._num_replicas > 1:
             self._batch_size(x, batch_size)
@@ -1379,6 +1386,16 @@ def _check_none(**arguments):
     for name, value in arguments.items():
         if value is not None and value != []:
             raise UserError(f"{name}: {_UNSUPPORTED[name]}")
+
+
+def _with_class_weights(factors_C, x, y, weights=None):
+    """Return token ids and labels of one output, with sample weights times those of the classes."""
+    (y,) = y.values() if isinstance(y, Mapping) else (y,)
+    (weights,) = weights.values() if isinstance(weights, Mapping) else (weights,)
+    factors_N = tf.gather(factors_C, tf.reshape(tf.cast(y, tf.int32), [-1]))
+    if weights is not None:
+        factors_N *= tf.reshape(tf.cast(weights, tf.float32), [-1])
+    return x, y, factors_N
 
 
 def _dtype_policy(dtype):

@@ -430,15 +430,27 @@ def test_class_weights_of_token_ids_are_by_name_or_id(no_dropout):
 
 def test_class_weights_of_the_model_apply_to_token_ids(directory, monkeypatch):
     model, received = create(directory, class_weights=[2.0, 3.0, 4.0]), []
-    monkeypatch.setattr(
-        keras.Model,
-        "fit",
-        lambda model, x, y, **options: received.append((y.tolist(), options["class_weight"])),
-    )
-    rows, ids = token_ids(model), IDS[: len(ROWS)]
-    model.fit(rows, ids)
-    model.fit(rows, {"label": np.array(ids)}, class_weight={LABELS[0]: 0.5})
-    assert received == [(ids, {0: 2.0, 1: 3.0, 2: 4.0}), (ids, {0: 1.0, 1: 3.0, 2: 4.0})]
+
+    def fit(model, x, y, sample_weight, class_weight=None, **options):
+        if isinstance(x, tf.data.Dataset):
+            (_, y, sample_weight), *_ = x
+        received.append((np.array(y).tolist(), np.array(sample_weight).tolist(), class_weight))
+
+    monkeypatch.setattr(keras.Model, "fit", fit)
+    rows, ids = token_ids(model), np.array(IDS[: len(ROWS)])
+    twice = np.full(len(ids), 2.0)
+    factors = np.array([2.0, 3.0, 4.0])[ids]
+    halves = np.where(ids == 0, 0.5, 1.0)
+    dataset = tf.data.Dataset.from_tensor_slices((rows, {"label": ids}, twice)).batch(len(ids))
+    for arguments, options, expected in (
+        ((rows, ids), {}, factors),
+        ((rows, {"label": ids}), {"class_weight": {LABELS[0]: 0.5}}, factors * halves),
+        ((rows, ids), {"sample_weight": twice}, factors * 2),
+        ((dataset,), {}, factors * 2),
+        ((dataset.map(lambda x, y, _: (x, y["label"])),), {}, factors),
+    ):
+        model.fit(*arguments, **options)
+        assert received.pop() == (ids.tolist(), expected.tolist(), None)
 
 
 def test_what_needs_all_rows_is_refused_with_token_ids(directory, monkeypatch):
