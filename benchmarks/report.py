@@ -206,10 +206,10 @@ def machine_line(record, known):
 def source_of(record):
     """Return commands, mode, commit and date of a record, and the dates of programs run before."""
     commands = re.findall(r"benchmarks/(\S+\.py(?: --[^\s;]*[^\s;,])*)", record["command"])
-    found = "; ".join(dict.fromkeys(commands))
-    found = re.sub(r" --(data=\S+|baselines=[^\s;]+|quick)", "", found)
-    found = re.sub(r"(=\w+(?:,\w+){2}),[\w,]+", r"\1,...", found)
-    run = f"`{found}`, {record['mode']} run"
+    spans = "; ".join(f"`{command}`" for command in dict.fromkeys(commands))
+    spans = re.sub(r" --(data=\S+|baselines=\w+|quick)", "", spans)
+    spans = re.sub(r"(=\w+(?:,\w+){2}),[\w,]+", r"\1,...", spans)
+    run = f"{spans}, {record['mode']} run"
     others = [f"; {name} {of['date']}" for name, of in record.get("other_runs", {}).items()]
     return f"{run}, {record['commit'] or 'unknown commit'}, {record['date']}{''.join(others)}"
 

@@ -84,7 +84,7 @@ class TrainingLoop:
         Raises:
             Interrupted: After Ctrl-C or SIGTERM, once the current step is saved.
             DivergenceError: The loss or its gradient is not finite.
-            UserError: A shard is damaged, or a worker is lost.
+            UserError: A shard is missing or damaged, or a worker is lost.
         """
         checkpoints, variables = self.run.checkpoints, self.variables()
         end = self.num_train_steps if self.last_step is None else self.last_step
@@ -92,8 +92,9 @@ class TrainingLoop:
         if step is None:
             step = 0
         else:
-            # A finished phase is skipped, unless its last evaluation is missing.
-            if step >= end and not self._is_due(step):
+            # A finished phase is skipped; the last one that was reached evaluates what is missing.
+            is_past = step > end and end < self.num_train_steps
+            if is_past or (step >= end and not self._is_due(step)):
                 return
             self.log(f"resuming at step {step} of {self.num_train_steps}")
         # The process may have been killed between a save and its evaluation.

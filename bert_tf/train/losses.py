@@ -78,7 +78,7 @@ def softmax_cross_entropy(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tenso
         logits_BC: Float `(B, C)`, or `(B, L, C)`.
 
     Returns:
-        float32, shaped like the labels.
+        float32, shaped like the labels; a last axis of 1 is dropped.
     """
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
         _without_axis(labels_B, logits_BC, tf.int32), tf.cast(logits_BC, tf.float32)

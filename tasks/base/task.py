@@ -604,6 +604,10 @@ class TextTask(Task):
     unescape_html: bool = False
     truncation: str = described("part of a longer text that is kept", "head")
 
+    def __post_init__(self) -> None:
+        if self.file_format in GLUE:
+            object.__setattr__(self, "text_columns", GLUE[self.file_format].keys)
+
     @classmethod
     def from_options(cls, *, max_seq_length: int, pairs: bool = False, **options: Any) -> Self:
         """Create the task from the options of `TaskModel.from_pretrained`.
@@ -617,8 +621,7 @@ class TextTask(Task):
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the texts in a served request."""
-        of_glue = GLUE.get(self.file_format)
-        return text_names(len(of_glue.columns if of_glue else self.text_columns))
+        return text_names(len(self.text_columns))
 
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and truncate texts to one window each."""

@@ -110,10 +110,7 @@ class Dataset:
 
 DATASETS = {
     # GLUE (Wang et al. 2019): columns, labels and metrics are in tasks/data/readers/glue.py.
-    **{
-        name: Dataset(task.kind, {"file_format": name, "text_columns": task.keys})
-        for name, task in GLUE.items()
-    },
+    **{name: Dataset(task.kind, {"file_format": name}) for name, task in GLUE.items()},
     "conll": Dataset("tagging", {}),
     "squad": Dataset("span_qa", {"may_be_impossible": False}),
     "squad2": Dataset("span_qa", {"may_be_impossible": True}),

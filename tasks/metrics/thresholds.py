@@ -11,6 +11,8 @@ import numpy as np
 from bert_tf.errors import UserError
 from tasks.metrics.checks import finite, same_shape
 
+UNREACHED = 2.0  # Above every probability.
+
 
 def parse_objective(text: str) -> tuple[str, float | None]:
     """Return the name and minimum of "f1" (None), "precision=P" or "recall=R".
@@ -49,7 +51,7 @@ def best_threshold(
 
     Returns:
         (threshold, {"precision", "recall", "f1", "reached"}). Without a positive example "reached"
-        is False, the metrics are 0 and the threshold is above all scores.
+        is False, the metrics are 0 and the threshold is above all scores and probabilities.
 
     Raises:
         UserError: Without scores, or at an unknown objective.
@@ -60,7 +62,7 @@ def best_threshold(
     positives = np.count_nonzero(is_positive_N)
     if not positives:
         achieved = dict.fromkeys(("precision", "recall", "f1"), 0.0)
-        return cut(descending_K, 0), {**achieved, "reached": False}
+        return max(cut(descending_K, 0), UNREACHED), {**achieved, "reached": False}
     # Entry k is for the threshold that the k + 1 highest distinct scores reach.
     hits_K = np.cumsum(np.bincount(group_N, weights=is_positive_N.astype(bool)))
     chosen_K = np.cumsum(np.bincount(group_N))

@@ -57,6 +57,11 @@ _OF_NUMBERS = (
     "mean_absolute_percentage_error",
     "mean_squared_logarithmic_error",
 )
+_OF_VALUES = _Fitting(
+    same=("mean_squared_error",),
+    others=(*_OF_NUMBERS, "huber", "log_cosh"),
+    metrics=("mean_squared_error", "root_mean_squared_error", *_OF_NUMBERS),
+)
 # By the loss of an output, or the focal loss in its place.
 _FITTING: dict[Any, _Fitting] = {
     losses.softmax_cross_entropy: _OF_SOFTMAX,
@@ -67,11 +72,7 @@ _FITTING: dict[Any, _Fitting] = {
     losses.focal_sigmoid_cross_entropy: _OF_SIGMOID,
     losses.multi_label_cross_entropy: _OF_LABELS,
     losses.focal_multi_label_cross_entropy: _OF_LABELS,
-    losses.squared_error: _Fitting(
-        same=("mean_squared_error",),
-        others=(*_OF_NUMBERS, "huber", "log_cosh"),
-        metrics=("mean_squared_error", "root_mean_squared_error", *_OF_NUMBERS),
-    ),
+    losses.squared_error: _OF_VALUES,
 }
 # All other metrics of the tasks of this project are the better the higher they are.
 LOWER_IS_BETTER = ("loss", "mean_squared_error", "ece", "degenerate", "false_alarm_rate")
@@ -197,7 +198,8 @@ def _metric_of(task, output, metric):
     if isinstance(metric, keras.metrics.Metric):
         if not _is_argmax(name, fitting) and name not in _OF_PROBABILITIES:
             _check_logits("metrics", metric)
-            _check_thresholds(metric)
+            if fitting is not _OF_VALUES:
+                _check_thresholds(metric)
             return metric
     elif name in accuracies:
         return LabelAccuracy(name)

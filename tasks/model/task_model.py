@@ -1332,11 +1332,17 @@ class TaskModel(EncoderModel):
     def _loading_weights(self) -> Iterator[None]:
         """Drop what was tuned or recorded for other weights; a head that changes is not new."""
         of_encoder = {id(variable) for variable in self.encoder.variables}
-        of_head = [one for one in self.network.variables if id(one) not in of_encoder]
-        before = [variable.numpy() for variable in of_head]
+        variables = model_variables(self.network).items()
+        of_head = {name: one for name, one in variables if id(one) not in of_encoder}
+        before = {name: variable.numpy() for name, variable in of_head.items()}
         yield
-        pairs = zip(of_head, before, strict=True)
-        if any(not np.array_equal(variable.numpy(), value) for variable, value in pairs):
+        self._record_loading(
+            {name for name, one in of_head.items() if not np.array_equal(one.numpy(), before[name])}
+        )
+
+    def _record_loading(self, changed: Collection[str]) -> None:
+        """Record that weights were loaded, which has changed these variables of the head."""
+        if changed:
             self.has_new_head = False
         self.preprocessor.task, self._unfinished = self.task.with_tuned({}), None
         self.record["origin"] = self._origin.removesuffix(_LOADED) + _LOADED

@@ -209,8 +209,14 @@ class MaskedLanguageModel(TaskModel):
 
     def _record_training(self, *arguments):
         super()._record_training(*arguments)
-        trained = {*self.task.heads, *self._step.losses}
-        heads = tuple(head for head in LOSSES if head in trained)
+        self._add_heads(self._step.losses)
+
+    def _record_loading(self, changed):
+        super()._record_loading(changed)
+        self._add_heads({name.partition("/")[0] for name in changed})
+
+    def _add_heads(self, names):
+        heads = tuple(head for head in LOSSES if head in {*self.task.heads, *names})
         self.preprocessor.task = dataclasses.replace(self.task, heads=heads)
 
     def _saved_variables(self):

@@ -51,6 +51,7 @@ class RegressionTask(LabelledTextTask):
     activation: str = described("activation of the output", "identity")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("activation", self.activation, ACTIVATIONS)
 
     @classmethod

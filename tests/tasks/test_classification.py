@@ -316,11 +316,7 @@ def test_settings_know_published_datasets(huggingface_dir, complaints, tmp_path)
     kind, options = settings.task_options()
     assert (kind, options) == (
         "classification",
-        {
-            "file_format": "sst2",
-            "text_columns": ("text",),
-            "max_seq_length": 12,
-        },
+        {"file_format": "sst2", "max_seq_length": 12},
     )
     with pytest.raises(UserError, match="--text_column: .* the files of sst2 have fixed columns"):
         dataclasses.replace(settings, text_column="a")

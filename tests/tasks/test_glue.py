@@ -10,7 +10,7 @@ import tensorflow as tf
 from bert_tf import UserError, read_pretrained
 from bert_tf.weights import heads
 from tasks import TextRegressor
-from tasks.base.task import task_class
+from tasks.base.task import task_class, task_from_dict
 from tasks.base.task_types import DATASETS
 from tasks.finetuning.recipe import finetune
 from tasks.graph.pipeline import ServingFunctions
@@ -141,6 +141,7 @@ def test_each_dataset_has_its_labels_metrics_and_submission(tmp_path, name):
     path = write_labelled(tmp_path / "dev.tsv", name)
     task = task_of(path, name)
     assert heads.reads_pairs(task.to_dict()) == (len(task.input_names) == 2)
+    assert task_from_dict({**task.to_dict(), "text_columns": ("text",)}) == task
     examples = task.load_examples(path)
     assert len(examples.skipped_rows) == (name == "qqp")
     texts = list(zip(*examples.texts.values(), strict=True))

@@ -196,6 +196,11 @@ def test_metrics_that_do_not_fit_are_refused_before_training(task, metric, messa
         resolve(task, metrics=[metric])
 
 
+def test_thresholds_of_values_are_those_of_the_user():
+    metric = keras_metrics.Precision(thresholds=0.3)
+    resolve(NUMBER, metrics=[metric])
+
+
 @pytest.mark.parametrize(
     ("monitor", "logs", "best"),
     [

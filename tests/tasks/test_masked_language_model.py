@@ -93,6 +93,16 @@ def test_a_head_that_the_weights_lack_is_neither_served_nor_saved(masked_lm_only
             one.predict_next_sentence(["the bill"], ["is high"])
 
 
+def test_loaded_weights_add_the_heads_that_they_change(masked_lm_only, model, tmp_path):
+    task = task_from_dict({"kind": "pretrained", "max_seq_length": 16})
+    other = tasks.MaskedLanguageModel.from_weights(masked_lm_only, task)
+    other.set_weights(other.get_weights())
+    assert other.task.heads == ("masked_lm",)
+    other.set_weights(model.get_weights())
+    assert other.task.heads == read_pretrained(other.save_run(tmp_path / "run").path).heads
+    assert other.task.heads == ("masked_lm", "next_sentence")
+
+
 @pytest.mark.medium
 def test_a_fit_of_both_heads_adds_the_one_that_was_absent(masked_lm_only):
     task = task_from_dict({"kind": "pretrained", "max_seq_length": 16})

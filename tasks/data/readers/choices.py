@@ -94,18 +94,20 @@ def _swag_choice(labelled, values, location):
 
 
 def _read_arc(file, labelled):
-    has_answers = labelled or _has_answers(file)
+    is_answer = _may_be_answer if labelled else _answers_of(file)
     for number, fields in csv_rows(file):
         if not fields:
             continue
-        yield good_or_bad(f"{file}:{number}", fields, _arc_choice, labelled, has_answers)
+        yield good_or_bad(f"{file}:{number}", fields, _arc_choice, labelled, is_answer)
 
 
-def _has_answers(file):
-    """Return whether most rows of ARC end with what may be an answer, empty fields aside."""
+def _answers_of(file):
+    """Return the check of the last field if most rows end with an answer, otherwise `None`."""
     rows = (row for _, row in csv_rows(file) if row and not isinstance(row, RowError))
-    found = [_may_be_answer(row) for row in rows if row[-1].strip()]
-    return 2 * sum(found) >= len(found)
+    rows = [row for row in rows if row[-1].strip()]
+    if len(rows) > 1 and len({row[-1] for row in rows}) == 1:
+        return lambda fields: True  # All have the same mark, such as "?".
+    return _may_be_answer if 2 * sum(map(_may_be_answer, rows)) >= len(rows) else None
 
 
 def _may_be_answer(fields):
@@ -114,12 +116,12 @@ def _may_be_answer(fields):
     return answer.upper() in _LETTERS or answer in map(str, range(1, count + 1))
 
 
-def _arc_choice(fields, labelled, has_answers, location):
-    if has_answers and len(fields) < 4:
+def _arc_choice(fields, labelled, is_answer, location):
+    if is_answer and len(fields) < 4:
         raise RowError(
             f"expected a question, at least 2 choices and the answer, received {len(fields)} fields"
         )
-    prompt, *choices, answer = fields if has_answers else [*fields, ""]
+    prompt, *choices, answer = fields if is_answer else [*fields, ""]
     # Rows with fewer choices are padded with empty fields to the width of the file.
     while choices and not choices[-1].strip():
         choices.pop()
@@ -133,7 +135,7 @@ def _arc_choice(fields, labelled, has_answers, location):
             # A letter beyond the last choice occurs in published files; all else is a user error.
             is_known = as_label(answer) in _LETTERS
             raise (KnownRowError if is_known else RowError)(str(error)) from None
-    elif answer.strip() and not _may_be_answer(fields):
+    elif answer.strip() and not is_answer(fields):
         raise RowError(
             f"the last field {answer!r:.80}: expected the answer, as in other rows, or no answers "
             "in the file"

@@ -168,9 +168,12 @@ def _is_table(file):
     layout = _layout(file)
     if not layout or layout.width == 1 or layout.has_tags:
         return False
-    blocks = itertools.groupby(bool(line) for _, line in _lines(file))
-    lengths = [sum(lines) for is_block, lines in blocks if is_block]
-    return len(lengths) == 1 or max(lengths) == 1  # A text per line may be followed by a blank one.
+    blocks = itertools.groupby((line for _, line in _lines(file)), bool)
+    blocks = [list(lines) for is_block, lines in blocks if is_block]
+    if max(map(len, blocks)) == 1:  # A text per line may be followed by a blank one.
+        return True
+    widths = {len(_columns(line, layout.is_tabbed)) for line in blocks[0]}
+    return len(blocks) == 1 and (file.suffix == ".tsv" or len(widths) > 1)
 
 
 def _lines(file):

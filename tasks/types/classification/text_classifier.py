@@ -49,7 +49,6 @@ from tasks.model.task_model import TaskModel
 from tasks.types.classification import class_imbalance
 
 BETWEEN_LABELS = "|"
-UNREACHED = 2.0  # Threshold above every probability: the label is never predicted.
 # By the function from logits to probabilities: cross-entropy and focal loss.
 _LOSSES: dict[str, tuple[Loss, Loss]] = {
     "multi_label": (multi_label_cross_entropy, focal_multi_label_cross_entropy),
@@ -165,6 +164,7 @@ class ClassificationTask(LabelledTextTask):
     accuracies = ("label",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.focal_gamma >= 0:
             raise UserError(f"focal_gamma={self.focal_gamma}: expected a number >= 0")
 
@@ -552,8 +552,6 @@ class ClassificationTask(LabelledTextTask):
                 pairs = [(labels == self.positive, probabilities_NC[:, self.positive])]
             thresholds = tuple(
                 best_threshold(is_positive_N, scores_N, self.threshold_objective)[0]
-                if is_positive_N.any()
-                else UNREACHED
                 for is_positive_N, scores_N in pairs
             )
             task = dataclasses.replace(task, thresholds=thresholds)

@@ -73,6 +73,17 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
     assert unlabelled[6] == BadRow(f"{path}:8", "expected at least two choices, received 0")
 
 
+def test_the_same_mark_in_all_rows_of_arc_is_no_choice(tmp_path):
+    path = tmp_path / "arc.csv"
+    for mark, count in (("?", 3), ("-1", 3), ("d", 3)):
+        path.write_text(f"Q,a,b,c,{mark}\nR,a,b,c,{mark}\n")
+        rows = list(read_choices(path, labelled=False, file_format="arc"))
+        assert [len(row.texts["choices"]) for row in rows] == [count, count]
+    path.write_text("Q,a,b,c,ant\nR,a,b,c,bee\n")
+    rows = list(read_choices(path, labelled=False, file_format="arc"))
+    assert [len(row.texts["choices"]) for row in rows] == [4, 4]
+
+
 @pytest.mark.parametrize(
     ("answer", "label"),
     [

@@ -343,7 +343,13 @@ def test_texts_are_no_column_file(tmp_path, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["Ann NNP B-PER\nmet VBD O\n", "Ann NNP\nmet VBD\n\nBob NNP\n", "Ann\nmet\n", "Ann B-PER\n"],
+    [
+        "Ann NNP B-PER\nmet VBD O\n",
+        "Ann NNP\nmet VBD\n\nBob NNP\n",
+        "Ann NNP\nmet VBD\n",
+        "Ann\nmet\n",
+        "Ann B-PER\n",
+    ],
 )
 def test_words_are_a_column_file_of_any_suffix(tmp_path, text):
     (tmp_path / "a.txt").write_text(text)
