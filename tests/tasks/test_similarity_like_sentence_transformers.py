@@ -23,6 +23,7 @@ ROWS = {
     "score": [0.9, 0.1, 0.8, 0.2, 0.55, 0.3],
 }
 STEPS, LEARNING_RATE = 20, 0.05
+COSENT_RATE = 0.005  # Larger steps of CoSENT diverge, and rounding errors grow with them.
 # By name: columns, parts of a batch, options.
 LOSSES = {
     "contrastive": (2, 1, {}),
@@ -63,7 +64,7 @@ def test_losses_and_steps_are_equal(expected, directory, name):
     model = TextEmbedder.from_pretrained(directory, max_seq_length=16, **options)
     texts = tuple(list(ROWS.values())[:columns])
     encoded = model.encode(texts, ROWS["score"] if model.task.is_scored else None)
-    optimizer = keras.optimizers.SGD(LEARNING_RATE)
+    optimizer = keras.optimizers.SGD(COSENT_RATE if name == "cosent" else LEARNING_RATE)
     optimizer.build(model.network.trainable_variables)
     strategy = tf.distribute.get_strategy()
     step = TrainStep(
