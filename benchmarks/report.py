@@ -34,7 +34,7 @@ TITLES = {
 SHOWN = {
     "serving": r"float32: (?!.*64 per).*|(bfloat16|int8): .*(one per request|short.*16 per).*",
     "training": r".*",
-    "gpu": r"(Pretraining|Fine-tuning)(?!.*flat kernels).*, (sequences/s|examples/s|GB)",
+    "gpu": r"(Pretraining|Fine-tuning)(?!.*flat kernels).*, (sequences/s|examples/s|MFU|GB)",
     "data": r"(?!Data: (start|memory)).*",
     "start_up": r"Start: (?!weights|its graph|.*another shape).*",
     "retrieval": r".*/s",
@@ -47,7 +47,7 @@ HEADLINES = (
     r"Serving, float32: (load and first answer|peak memory).*",
     r"Pretraining, float32: .*, ms",
     r"Fine-tuning, float32: .*, examples/s",
-    r"Pretraining, bfloat16: .*, sequences/s",
+    r"(Pretraining|Fine-tuning), bfloat16: base, \d+ x 128, (sequences|examples)/s",
 )
 # Page with a table between the markers: pattern of "table: workload, unit" that it shows.
 TABLES = {
@@ -73,14 +73,13 @@ make benchmark
 ```
 
 The command measures your machine and prints tables like those below, which are generated from
-`benchmarks/results`: files with all figures, commands and versions. The scripts are in `benchmarks`
-([what each one answers](../benchmarks/README.md)).
+`benchmarks/results`, with all figures. [What each script answers](../benchmarks/README.md).
 
-- The programs of a row ran in turns in one run, with the same weights, rows and batches; on
-  processors with two threads.
-- A figure is the median of its repetitions. The least and the largest one of {OURS} may follow.
-- The ratio says how many times better {OURS} is than the best other program. The best is bold.
-- "keras-hub" stands for a model of that library in TensorFlow, "transformers" for one on PyTorch.
+- Programs of a row ran in turns with equal weights, rows and batches; processors used two threads.
+- A figure is the median; the least and the largest value of {OURS} may follow. The ratio says how
+  many times better {OURS} is than the best other program. The best is bold.
+- "keras-hub" stands for its model in TensorFlow, "transformers" for its model in PyTorch. MFU is
+  the rate of matrix products over the peak of the card.
 """
 
 

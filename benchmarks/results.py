@@ -166,7 +166,7 @@ def describe():
     card = _card()
     kinds = (kind for kind, feature in KINDS.items() if feature in present)
     machine = {
-        "kind": card.split()[-1].lower() if card else next(kinds, platform.machine()),
+        "kind": _short(card) if card else next(kinds, platform.machine()),
         "processor": fields.get("model name", platform.processor() or "unknown"),
         "features": present,
         "cores": len(os.sched_getaffinity(0)),
@@ -175,6 +175,11 @@ def describe():
         "card": card,
     }
     return {"machine": machine}
+
+
+def _short(card):
+    """Return the part of a card's name that has its number, such as "h100"."""
+    return next((word for word in card.lower().split() if any(map(str.isdigit, word))), "gpu")
 
 
 def has_feature(name):

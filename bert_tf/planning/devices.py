@@ -50,7 +50,7 @@ def _without_bfloat16(float32, float16):
 
 # Name, gigabytes, rates, efficiencies, bandwidth and link.
 _ACCELERATORS = (
-    ("h100", 80, _rates(67e12, 494e12, 989e12), _rates(0.80, 0.43, 0.30), 3.35e12, 450e9),
+    ("h100", 80, _rates(67e12, 494e12, 989e12), _rates(0.80, 0.43, 0.33), 3.35e12, 450e9),
     ("a100", 80, _rates(19.5e12, 156e12, 312e12), _rates(0.80, 0.43, 0.36), 2.04e12, 300e9),
     ("v100", 32, _without_bfloat16(15.7e12, 125e12), _without_bfloat16(0.80, 0.28), 0.9e12, 150e9),
     ("t4", 16, _without_bfloat16(8.1e12, 65e12), _without_bfloat16(0.80, 0.28), 0.32e12, 16e9),
