@@ -32,7 +32,8 @@ TITLES = {
 # Pattern of "table: workload, unit" that the page shows, by benchmark; of a further processor it
 # shows all rows of `ALWAYS_SHOWN`, and those that the ones before it lack.
 SHOWN = {
-    "serving": r"float32: (?!.*64 per).*|(bfloat16|int8): .*(one per request|short.*16 per).*",
+    "serving": r"float32: (?!.*64 per|Python).*|"
+    r"(bfloat16|int8): .*(one per request|short.*16 per).*",
     "training": r".*",
     "gpu": r"(Pretraining|Fine-tuning)(?!.*flat kernels).*, (sequences/s|examples/s|MFU|GB)",
     "data": r"(?!Data: (start|memory)).*",
@@ -146,7 +147,7 @@ def cell(row, program):
     return text
 
 
-def table(rows, corner=""):
+def table(rows):
     """Return the lines of a Markdown table; rows of one workload that differ in unit are joined."""
     programs = dict.fromkeys(name for row in rows.values() for name in row)
     programs = sorted(programs, key=lambda name: name != OURS)
@@ -158,7 +159,7 @@ def table(rows, corner=""):
         title = title if len(tables) > 1 else title.partition(": ")[2]
         cells = [cell(row, program) for program in programs]
         joined.setdefault(title, []).append([*cells, *[ratio_cell(row)] * has_ratio])
-    lines = [f"| {corner} | {' | '.join(programs)} |" + " ratio |" * has_ratio]
+    lines = [f"| | {' | '.join(programs)} |" + " ratio |" * has_ratio]
     lines.append("|---" * (len(programs) + 1 + has_ratio) + "|")
     for title, of_units in joined.items():
         cells = ("; ".join(filter(None, of_column)) for of_column in zip(*of_units, strict=True))
@@ -202,15 +203,19 @@ def machine_line(record, known):
     return f"{'; '.join(parts)}." + (f" Versions: {of_packages}." if versions != known else "")
 
 
-def source_of(record):
-    """Return commands, mode, commit and date of a record, and the dates of programs run before."""
-    commands = re.findall(r"benchmarks/(\S+\.py(?: --[^\s;]*[^\s;,])*)", record["command"])
-    spans = "; ".join(f"`{command}`" for command in dict.fromkeys(commands))
-    spans = re.sub(r" --(data=\S+|baselines=\w+|quick)", "", spans)
-    spans = re.sub(r"(=\w+(?:,\w+){2}),[\w,]+", r"\1,...", spans)
-    run = f"{spans}, {record['mode']} run"
-    others = [f"; {name} {of['date']}" for name, of in record.get("other_runs", {}).items()]
-    return f"{run}, {record['commit'] or 'unknown commit'}, {record['date']}{''.join(others)}"
+def sources_of(records):
+    """Return commands, mode, commit and date of records, and the dates of programs run before."""
+    found = {}
+    for record in records:
+        commands = re.findall(r"benchmarks/(\S+\.py(?: --[^\s;]*[^\s;,])*)", record["command"])
+        run = f"{record['mode']} run, {record['commit'] or 'unknown commit'}, {record['date']}"
+        for name, of in record.get("other_runs", {}).items():
+            run += f"; {name} {of['date']}"
+        for command in commands:
+            command = re.sub(r" --(data=\S+|baselines=\w+|quick)", "", command)
+            command = re.sub(r"(=\w+(?:,\w+){2}),[\w,]+", r"\1,...", command)
+            found.setdefault(run, {})[f"`{command}`"] = None
+    return ". ".join(f"{', '.join(spans)}: {run}" for run, spans in found.items()) + "."
 
 
 def page(records):
@@ -223,20 +228,30 @@ def page(records):
             lines += ["", f"![{title}, by program]({image})"]
     repeated, versions = set(), None  # Of the machines before.
     for of_kind in records.values():
-        # Of all records of a machine, that of serving has the most programs.
-        first = of_kind.get("serving", next(iter(of_kind.values())))
-        machine = machine_line(first, versions)
-        lines += ["", f"## {machine_title(first)}", "", *textwrap.wrap(machine, 120)]
-        versions = first["versions"]
+        tables = {}
         for benchmark, pattern in SHOWN.items():
             rows = rows_of(of_kind[benchmark], pattern) if benchmark in of_kind else {}
             if benchmark not in ALWAYS_SHOWN:
                 rows = {name: row for name, row in rows.items() if name not in repeated}
                 repeated |= rows.keys()
             if rows:
-                corner = source_of(of_kind[benchmark])
-                lines += ["", f"### {TITLES[benchmark]}", "", *table(rows, corner)]
+                tables[benchmark] = table(rows)
+        # Of all records of a machine, that of serving has the most programs.
+        first = of_kind.get("serving", next(iter(of_kind.values())))
+        text = f"{machine_line(first, versions)} {sources_of(of_kind[name] for name in tables)}"
+        lines += ["", f"## {machine_title(first)}", "", *wrapped(text)]
+        versions = first["versions"]
+        for benchmark, of_benchmark in tables.items():
+            heading = ["", f"### {TITLES[benchmark]}"] if len(tables) > 1 else []
+            lines += [*heading, "", *of_benchmark]
     return "\n".join(lines) + "\n"
+
+
+def wrapped(text):
+    """Return the lines of a paragraph; a command is not broken."""
+    spans = re.sub(r"`[^`]*`", lambda span: span[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(spans, 120, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def table_block(records, pattern):
@@ -246,8 +261,8 @@ def table_block(records, pattern):
         for record in of_kind.values():
             rows = rows_of(record, pattern)
             if rows:
-                corner = f"{source_of(record)}, {machine_title(record)}"
-                lines += ["", *table(rows, corner)]
+                source = f"{machine_title(record)}. {sources_of([record])}"
+                lines += ["", *wrapped(source), "", *table(rows)]
     return "\n".join([BEGIN, *(lines or ["", NO_RUN]), "", END])
 
 
@@ -357,8 +372,8 @@ def main():
     if directory:
         for of_kind in load(directory).values():
             for benchmark, record in of_kind.items():
-                print(f"\n{TITLES[benchmark]}, {machine_title(record)}\n")
-                print("\n".join(table(rows_of(record), source_of(record))))
+                print(f"\n{TITLES[benchmark]}, {machine_title(record)}. {sources_of([record])}\n")
+                print("\n".join(table(rows_of(record))))
                 for program, reason in record["left_out"].items():
                     print(f"left out: {program}: {reason}")
         return

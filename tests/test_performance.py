@@ -140,7 +140,7 @@ def test_a_gpu_comes_last_and_a_further_processor_is_short(report):
         of_kind["serving"]["figures"].append(figure("other", 2.0))
     assert "AVX2" in report.readme_block(records) and "AMX" not in report.readme_block(records)
     command = "python benchmarks/data.py --data=DIR --only=text, in two runs"
-    assert report.source_of({**data, "command": command}).startswith("`data.py --only=text`, ")
+    assert report.sources_of([{**data, "command": command}]).startswith("`data.py --only=text`: ")
 
 
 def test_values_are_summarized(report):
