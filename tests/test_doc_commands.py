@@ -115,7 +115,6 @@ def prepare(page):
             "docs/litert.md"
             | "docs/plots.md"
             | "docs/prediction.md"
-            | "docs/run-directories.md"
             | "docs/serving.md"
             | "docs/tensorflow-serving.md"
         ):
