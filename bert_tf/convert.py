@@ -49,7 +49,7 @@ class ConvertSettings:
         "vocab.txt of a TensorFlow checkpoint; default: in its directory or one level up", None
     )
     add_tokens: str | None = command.flag(
-        "file of words to add to the vocabulary, one a line", None
+        "file of words to add to the vocabulary, one per line", None
     )
     extend_positions: int | None = command.flag(
         "new number of positions; more than before", None, bounds={">=": 1}
