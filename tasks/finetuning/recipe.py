@@ -77,7 +77,7 @@ def read(
 ) -> TrainingRun:
     """Read the data; the training file determines the labels, which dev files are checked for."""
     kind, options = settings.task_options()
-    started = Run.exists(settings.output_dir)
+    started = Run.has_checkpoint(settings.output_dir)
     weights = settings.output_dir if started else settings.init_from
     options = {**task_class(kind).options_of_weights(weights, options), **options}
     task = task_class(kind).from_data(data.labelled[settings.train], **options)

@@ -472,7 +472,8 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
 
     def _embedder(self):
         """Return the fields of the embedder that training starts from, if it is one."""
-        path = self.output_dir if Run.exists(self.output_dir) else self.init_from
+        is_resumed = Run.has_checkpoint(self.output_dir)
+        path = self.output_dir if is_resumed else self.init_from
         try:
             return sources.embedder_settings(path)
         except UserError:  # `check` reports it.

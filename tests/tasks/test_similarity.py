@@ -4,13 +4,17 @@ import contextlib
 import dataclasses
 import functools
 import shutil
+import unittest.mock
 import warnings
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.train.loop import TrainingLoop
 from tasks import TextEmbedder, load_model, read_examples
+from tasks.finetuning import recipe
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings
 from tasks.types.similarity.text_embedder import SimilarityTask
@@ -284,6 +288,30 @@ def test_an_embedder_keeps_its_pooling_and_dense_layers(tmp_path, config, vocabu
     expected = TextEmbedder.from_pretrained(directory).predict(ANCHORS)
     np.testing.assert_allclose(model.predict(ANCHORS), expected, rtol=1e-4, atol=1e-5)
     assert finetune(settings).path == str(tmp_path / "run")  # Finished: nothing to do.
+
+
+@pytest.mark.medium
+def test_a_run_without_a_checkpoint_leaves_no_options_to_the_next(
+    tmp_path, huggingface_dir, monkeypatch
+):
+    (tmp_path / "pairs.csv").write_text(FILES["pairs.csv"])
+    create = functools.partial(
+        FinetuneSettings,
+        task="similarity",
+        train=str(tmp_path / "pairs.csv"),
+        init_from=str(huggingface_dir),
+        output_dir=str(tmp_path / "run"),
+        global_batch_size=2,
+    )
+    before = create()
+    monkeypatch.setattr(TrainingLoop, "train", unittest.mock.Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        finetune(create(pooling="cls", max_seq_length=12))
+    assert (tmp_path / "run" / "task.json").exists()
+    settings = create()
+    assert settings == before
+    training = recipe.read(settings, settings.read_data(), print, tf.distribute.get_strategy())
+    assert training.task.pooling == "mean"
 
 
 @pytest.mark.parametrize("given", [{}, {"truncation": "head_tail"}])
