@@ -157,7 +157,7 @@ def read_head(
             kernel, bias = kernel[:, 1:] - kernel[:, :1], bias[1:] - bias[:1]
         if activation and kind == "regression":
             fields["activation"] = activation
-        if pairs or activation:
+        if activation:
             fields["text_columns"] = ["text_a", "text_b"]
     elif kind == "tagging":
         order, kernel, bias = _as_bio(names, kernel, bias)
@@ -171,8 +171,9 @@ def read_head(
     else:
         _check_units(len(bias), 1, "multiple choice")
     task = {"kind": kind, **copy.deepcopy(TEMPLATES[kind]), "max_seq_length": limit, **fields}
-    if not labels and not pairs:
-        task = _recorded(values, task, max_seq_length, weights)
+    task = _recorded(values, task, max_seq_length, weights)
+    if pairs and len(task.get("text_columns", ())) == 1:
+        task["text_columns"] = ["text_a", "text_b"]
     return task, {KERNEL: np.ascontiguousarray(kernel), BIAS: np.ascontiguousarray(bias)}
 
 

@@ -31,10 +31,10 @@ WORDS_OF_TASKS = {
 UNITS = {"classification": 3, "multi_label": 2, "tagging": 3, "span_qa": 2}
 
 
-def fine_tuned(path, config, vocabulary, name):
+def fine_tuned(path, config, vocabulary, name, **more):
     """Write a run of a task with random weights; return its weights."""
-    kind = WORDS_OF_TASKS[name].get("kind", name)
-    given = {"max_seq_length": 12, **WORDS_OF_TASKS[name]}
+    kind = WORDS_OF_TASKS.get(name, {}).get("kind", name)
+    given = {"max_seq_length": 12, **WORDS_OF_TASKS.get(name, {}), **more}
     task = {"kind": kind, **heads.TEMPLATES[kind], **given}
     weights = small.random_weights(config)
     rng = np.random.default_rng(1)
@@ -216,6 +216,30 @@ def test_tuned_values_are_not_those_of_a_head_that_was_trained_since(tmp_path, c
     edit(path, lambda tensors: tensors.update({"classifier.bias": np.ones(2, np.float32)}))
     with pytest.warns(UserWarning, match="ignored thresholds, since the head was changed after"):
         assert read_pretrained(path).task == {**task, "thresholds": None}
+
+
+@pytest.mark.parametrize("format", ["huggingface", "google"])
+@pytest.mark.parametrize(
+    ("name", "task", "flags"),
+    [
+        ("binary", {"text_columns": ["one", "two"], "truncation": "tail"}, {"pairs": True}),
+        ("binary", {"rare_label": "spam"}, {"labels": ("ham", "spam")}),
+        ("ranking", {}, {"pairs": True}),
+    ],
+)
+def test_flags_that_agree_with_the_recorded_task_keep_it(
+    tmp_path, tanh, vocabulary, name, task, flags, format
+):
+    fine_tuned(tmp_path / "run", tanh, vocabulary, name, **task)
+    path = converted(tmp_path / "run", tmp_path / "out", format=format)
+    assert read_pretrained(path, **flags).task == read_pretrained(tmp_path / "run").task
+
+
+def test_pairs_replaces_the_columns_of_the_recorded_task_alone(tmp_path, tanh, vocabulary):
+    fine_tuned(tmp_path / "run", tanh, vocabulary, "binary")
+    path = converted(tmp_path / "run", tmp_path / "out", format="huggingface")
+    expected = {**read_pretrained(path).task, "text_columns": ["text_a", "text_b"]}
+    assert read_pretrained(path, pairs=True).task == expected
 
 
 def test_an_anomaly_detector_gives_its_encoder(tmp_path, config, vocabulary, capsys):
