@@ -43,7 +43,9 @@ def main(settings: FillMaskSettings) -> None:
     from bert_tf.pretraining.masked_tokens import check_head, fill_masks
     from bert_tf.pretraining.model import PretrainingModel
     from bert_tf.text.tokenizer import Tokenizer
+    from bert_tf.train.distribution import use_precision
 
+    use_precision("float32")
     pretrained = sources.read_pretrained(settings.model, settings.do_lower_case)
     check_head(pretrained)
     model = PretrainingModel(pretrained.config)

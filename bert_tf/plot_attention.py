@@ -61,7 +61,9 @@ class PlotAttentionSettings:
 def main(settings: PlotAttentionSettings) -> None:
     """Write the plot."""
     from bert_tf.attention_maps.plots import attention_of, head_image, layer_image, page
+    from bert_tf.train.distribution import use_precision
 
+    use_precision("float32")
     with ownership.sole_output(settings.output, settings.overwrite):
         pretrained = sources.read_pretrained(settings.run)
         settings.check_fits(pretrained.config)  # Of some sources, it is known only once read.

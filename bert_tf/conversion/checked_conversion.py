@@ -29,6 +29,7 @@ from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.runs import checkpoints
 from bert_tf.storage import files
 from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.train.distribution import exact_float32
 from bert_tf.weights import heads
 from bert_tf.weights.pretrained_encoder import Encoder
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained, read_stored
@@ -80,7 +81,8 @@ def convert(
             if name in tensors or not re.fullmatch(stored.ignored, name)
         }
         compare_bitwise(tensors, found, target)
-        outputs = _compare_outputs(model, staging, format, verify_python)
+        with exact_float32():  # As in the other library.
+            outputs = _compare_outputs(model, staging, format, verify_python)
         if outputs and not outputs["largest_difference"] <= TOLERANCE:
             raise UserError(
                 f"{target}: outputs in {outputs['library']} differ by "

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_tf import convert, fill_mask, plot_attention
 from bert_tf.model.dense import dense, linear, tied_embeddings
 from bert_tf.model.layers import Embeddings, LayerNorm
 from bert_tf.model.layout import infer_layout
 from bert_tf.pretraining import recipe as pretraining_recipe
 from bert_tf.pretraining.model import MaskedLmHead
 from bert_tf.train.distribution import use_precision
-from bert_tf.weights.sources import read_pretrained
+from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from export import publishing
 from tasks.finetuning import recipe as finetuning_recipe
 from tasks.graph.heads import SequenceClassifier
@@ -198,6 +199,35 @@ def test_both_recipes_set_tf32(is_tf32, huggingface_dir, complaints, tmp_path, m
             with pytest.raises(Built):
                 train(settings)
             assert is_tf32() == (precision == "tf32")
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        (fill_mask, lambda: fill_mask.FillMaskSettings("run", "the [MASK]")),
+        (
+            plot_attention,
+            lambda: plot_attention.PlotAttentionSettings(
+                "run", "the bill", "x.png", max_seq_length=8
+            ),
+        ),
+        (convert, lambda: convert.ConvertSettings("run", "out", "google")),
+    ],
+)
+def test_commands_compute_in_float32(
+    is_tf32, config, vocabulary, tmp_path, monkeypatch, command, settings
+):
+    def assign_to(*arguments):
+        assert not is_tf32()
+        raise Built
+
+    monkeypatch.chdir(tmp_path)
+    weights = small.random_weights(config, parts=("bert", "masked_lm"))
+    PretrainedWeights(config, vocabulary, weights, "random").save("run")
+    monkeypatch.setattr(PretrainedWeights, "assign_to", assign_to)
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    with pytest.raises(Built):
+        command.main(settings())
 
 
 def test_a_model_trained_in_bfloat16_predicts_in_float32(huggingface_dir, tmp_path, is_tf32):
