@@ -8,6 +8,7 @@ vocab.txt, tokenizer.json, tokenizer_config.json, special_tokens_map.json
 import pathlib
 from typing import Any
 
+import numpy as np
 import safetensors.numpy
 
 from bert_tf.config import TOKENIZER_SETTINGS, BertConfig
@@ -48,12 +49,20 @@ def write(model: ExportedModel, directory: pathlib.Path) -> Written:
         f"bert.{theirs}" if theirs.startswith(of_encoder) else theirs: array
         for theirs, array in tensors.items()
     }
-    path = directory / "model.safetensors"
-    safetensors.numpy.save_file(written, path, metadata={"format": "pt"})
+    save_tensors(written, directory)
     files.atomic_write_json(directory / "config.json", _config(model, name))
     _write_tokenizer(model, directory)
     dropped = [] if has_pooler else [f"the pooler, which {name} does not have"]
     return tensors, dropped + ([] if model.kind else model.dropped)
+
+
+def save_tensors(tensors: dict[str, np.ndarray], directory: pathlib.Path) -> None:
+    """Write model.safetensors in a directory, as readable as other new files."""
+    path = directory / "model.safetensors"
+    path.touch()
+    mode = path.stat().st_mode
+    safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)  # The library replaces the file by one that only its owner can read.
 
 
 def _config(model, name):

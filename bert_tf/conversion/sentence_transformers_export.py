@@ -13,7 +13,6 @@ import dataclasses
 import pathlib
 
 import numpy as np
-import safetensors.numpy
 
 from bert_tf.config import read_json_object
 from bert_tf.conversion import huggingface_export
@@ -95,7 +94,7 @@ def _write_embedder(pretrained, settings, directory):
         path = add("Dense", config)
         kernel, bias = (pretrained.weights[f"dense_{number}/{part}"] for part in ("kernel", "bias"))
         dense = {"linear.weight": np.ascontiguousarray(kernel.T), "linear.bias": bias}
-        safetensors.numpy.save_file(dense, path / "model.safetensors", metadata={"format": "pt"})
+        huggingface_export.save_tensors(dense, path)
         size = units[number]
     if settings.get("normalize"):
         add("Normalize", {})

@@ -314,6 +314,8 @@ def test_an_embedder_is_written_as_it_was_read(tmp_path, config, vocabulary):
     pretrained = read_pretrained(path)
     written, report = write_converted(pretrained, tmp_path)
     assert report["dropped"] == []
+    modes = {file.stat().st_mode for file in written.rglob("*") if file.is_file()}
+    assert modes == {(tmp_path / "run" / "config.json").stat().st_mode}
     again = read_pretrained(written)
     assert again.embedder == pretrained.embedder
     for name, array in pretrained.weights.items():
