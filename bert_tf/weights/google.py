@@ -9,6 +9,7 @@ Garden. A SavedModel of TF-Hub numbers its variables; their names are in the obj
 """
 
 import glob
+import os
 import pathlib
 import re
 from collections.abc import Mapping
@@ -217,7 +218,8 @@ def _exists(prefix):
 
 def _beside(prefix, name):
     """Return the path of a file beside a checkpoint or, if it is only there, one level up."""
-    beside, above = prefix.parent / name, prefix.parent.parent / name
+    beside = prefix.parent / name
+    above = pathlib.Path(os.path.abspath(prefix.parent)).parent / name  # Of "." and ".." too.
     return above if above.is_file() and not beside.is_file() else beside
 
 

@@ -99,7 +99,7 @@ def test_a_path_is_no_pattern(tmp_path, config, vocabulary, version):
 
 
 def test_a_fine_tuned_checkpoint_is_found_by_the_file_of_its_directory(
-    tmp_path, config, vocabulary
+    tmp_path, config, vocabulary, monkeypatch
 ):
     """The configuration is one level up; the file names a path of another machine."""
     write_files(tmp_path, config, vocabulary)
@@ -125,6 +125,15 @@ def test_a_fine_tuned_checkpoint_is_found_by_the_file_of_its_directory(
     tagging = read_pretrained(tmp_path / "output", labels=tags)
     assert (tagging.task["kind"], tagging.task["labels"]) == ("tagging", list(tags))
     assert_holds(tagging.weights, weights)
+    (tmp_path / "output" / "eval").mkdir()
+    for here, path in (
+        ("", "."),
+        ("", "model.ckpt-9"),
+        ("eval", ".."),
+        ("eval", "../model.ckpt-9"),
+    ):
+        monkeypatch.chdir(tmp_path / "output" / here)
+        assert_holds(read_pretrained(path).weights, weights)
 
 
 def test_a_squad_checkpoint_becomes_a_span_qa_run(tmp_path, config, vocabulary, capsys):
