@@ -27,7 +27,7 @@ from bert_tf.conversion.exported_model import ExportedModel
 from bert_tf.errors import UserError
 from bert_tf.pretraining.model import PretrainingModel
 from bert_tf.runs import checkpoints
-from bert_tf.storage import files
+from bert_tf.storage import files, ownership
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import exact_float32
 from bert_tf.weights import heads
@@ -70,32 +70,40 @@ def convert(
     """
     target = pathlib.Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging = pathlib.Path(files.temporary_name(target.resolve()))
-    staging.mkdir()
-    try:
-        tensors, dropped = _WRITERS[format].write(model, staging)
-        stored = read_stored(staging)
-        found = {
-            name: array
-            for name, array in stored.tensors.items()
-            if name in tensors or not re.fullmatch(stored.ignored, name)
-        }
-        compare_bitwise(tensors, found, target)
-        with exact_float32():  # As in the other library.
-            outputs = _compare_outputs(model, staging, format, verify_python)
-        if outputs and not outputs["largest_difference"] <= TOLERANCE:
-            raise UserError(
-                f"{target}: outputs in {outputs['library']} differ by "
-                f"{outputs['largest_difference']:.2g}; expected at most {TOLERANCE}; nothing was "
-                "written"
-            )
-        report = _report(model.pretrained.origin, format, dropped, tensors, staging, outputs)
-        files.atomic_write_json(staging / REPORT, report)
-        for parent in {path.parent for path in staging.rglob("*")}:
-            files.sync_directory(parent)
-        _rename(staging, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    # An existing directory is refused by the flags, and by the renaming.
+    with ownership.sole_output(target, overwrite=True):
+        staging = pathlib.Path(files.temporary_name(target.resolve()))
+        staging.mkdir()
+        try:
+            report = _write(model, staging, target, format, verify_python)
+            _rename(staging, target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return report
+
+
+def _write(model, directory, target, format, verify_python):
+    """Write a model to an empty directory, which will be `target`, and check it; see `convert`."""
+    tensors, dropped = _WRITERS[format].write(model, directory)
+    stored = read_stored(directory)
+    found = {
+        name: array
+        for name, array in stored.tensors.items()
+        if name in tensors or not re.fullmatch(stored.ignored, name)
+    }
+    compare_bitwise(tensors, found, target)
+    with exact_float32():  # As in the other library.
+        outputs = _compare_outputs(model, directory, format, verify_python)
+    if outputs and not outputs["largest_difference"] <= TOLERANCE:
+        raise UserError(
+            f"{target}: outputs in {outputs['library']} differ by "
+            f"{outputs['largest_difference']:.2g}; expected at most {TOLERANCE}; nothing was "
+            "written"
+        )
+    report = _report(model.pretrained.origin, format, dropped, tensors, directory, outputs)
+    files.atomic_write_json(directory / REPORT, report)
+    for parent in {path.parent for path in directory.rglob("*")}:
+        files.sync_directory(parent)
     return report
 
 

@@ -11,6 +11,7 @@ network file systems have no locks: only the file is written there.
 import contextlib
 import fcntl
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 
@@ -53,9 +54,9 @@ def sole_writer(directory: str | os.PathLike) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def sole_output(path: str | os.PathLike, overwrite: bool = False) -> Iterator[None]:
-    """Lock an output file for the block, which writes it with `files.atomic_writer`.
+    """Lock an output file or directory for the block, which writes it under a temporary name.
 
-    Temporary files of killed processes are removed.
+    What killed processes left under such names is removed.
 
     Raises:
         UserError: If the file exists and `overwrite` is False, or if another process writes it.
@@ -64,9 +65,10 @@ def sole_output(path: str | os.PathLike, overwrite: bool = False) -> Iterator[No
     lock = os.path.join(directory, f".{name}.lock")
     with _held(lock, path) as is_locked:
         try:
-            for left in files.listdir(directory or ".") if is_locked else ():
-                if files.is_temporary(left, of=name):
-                    files.remove(os.path.join(directory, left))
+            for found in files.listdir(directory or ".") if is_locked else ():
+                if files.is_temporary(found, of=name):
+                    left = os.path.join(directory, found)
+                    shutil.rmtree(left) if os.path.isdir(left) else os.remove(left)
             if files.exists(path) and not overwrite:
                 raise UserError(f"{path}: already exists; name another file, or pass --overwrite")
             yield

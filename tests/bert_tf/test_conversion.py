@@ -14,6 +14,7 @@ from bert_tf import UserError, Vocabulary, convert, read_pretrained
 from bert_tf.config import strips_accents
 from bert_tf.conversion import checked_conversion, exported_model, google_export, keras_export
 from bert_tf.runs.run import Run
+from bert_tf.storage import ownership
 from bert_tf.text.vocabulary import SPECIALS
 from bert_tf.weights import heads, name_map, tensor_files
 from tests import small
@@ -410,6 +411,19 @@ def test_a_preset_of_many_layers_has_one_group_per_layer(tmp_path, tanh, vocabul
     again = read_pretrained(path)
     for name, array in weights.items():
         np.testing.assert_array_equal(again.weights[name], array, err_msg=name)
+
+
+def test_a_conversion_removes_what_a_killed_one_left_and_is_alone(tmp_path, config, vocabulary):
+    pretrained_run(tmp_path / "run", config, vocabulary)
+    left = tmp_path / f".out.{'0' * 32}" / "1_Pooling"
+    left.mkdir(parents=True)
+    (left / "config.json").touch()
+    converted(tmp_path / "run", tmp_path / "out", format="huggingface")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out"}
+    with ownership.sole_output(tmp_path / "next"):
+        with pytest.raises(UserError, match="next: in use by another process"):
+            converted(tmp_path / "run", tmp_path / "next", format="huggingface")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out"}
 
 
 @pytest.mark.parametrize(
