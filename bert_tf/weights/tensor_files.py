@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-import ml_dtypes  # noqa: F401  Registers bfloat16 with numpy, which safetensors needs.
+import ml_dtypes  # Registers bfloat16 with numpy, which safetensors needs.
 import numpy as np
 import safetensors
 
@@ -64,7 +64,10 @@ def read_h5(path: str | os.PathLike[str], kinds: str = "f") -> dict[str, np.ndar
             file.visit(names.append)
             datasets = {name: file[name] for name in names if isinstance(file[name], h5py.Dataset)}
             _check_storage(datasets, path, kinds)
-            return {name: dataset[()] for name, dataset in datasets.items()}
+            return {
+                name: dataset[()].view(ml_dtypes.bfloat16) if _is_bfloat16(dataset) else dataset[()]
+                for name, dataset in datasets.items()
+            }
     # HDF5 reports a damaged file by any of these.
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, UserError):
@@ -72,12 +75,18 @@ def read_h5(path: str | os.PathLike[str], kinds: str = "f") -> dict[str, np.ndar
         raise UserError(f"{path}: not a readable HDF5 file: {error!s:.300}") from None
 
 
+def _is_bfloat16(dataset):
+    """Return True for opaque pairs of bytes, as which Keras stores bfloat16."""
+    return dataset.dtype == "V2" and dataset.attrs.get("dtype") == "bfloat16"
+
+
 def _check_storage(datasets, path, kinds):
     """Check that all tensors are in the file as plain numbers, before any of them is read."""
     file_size = os.path.getsize(path)
     for name, dataset in datasets.items():
         is_plain = not (dataset.chunks or dataset.external or dataset.is_virtual)
-        if dataset.dtype.kind not in kinds or not is_plain:
+        is_number = dataset.dtype.kind in kinds or _is_bfloat16(dataset)
+        if not (is_number and is_plain):
             raise UserError(
                 f"{path}: {name:.200} has the dtype {dataset.dtype!s:.80} or a compressed, virtual "
                 "or external layout; expected plain floating-point numbers"

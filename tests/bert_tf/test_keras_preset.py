@@ -3,6 +3,7 @@
 import json
 
 import h5py
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -52,6 +53,22 @@ def write(
                 if name.startswith("task/"):
                     head[name.removeprefix("task/")] = array
     return tensors
+
+
+def test_values_in_bfloat16_are_read(tmp_path):
+    config = small_config()
+    weights = small.random_weights(config)
+    write(tmp_path / "preset", config, weights)
+    with h5py.File(tmp_path / "preset" / "model.weights.h5", "a") as model:
+        for name in name_map.export_tensors(config, "keras", weights, ("bert",)):
+            values = model[name][()].astype(ml_dtypes.bfloat16)
+            del model[name]
+            model[name] = values
+            model[name].attrs["dtype"] = "bfloat16"  # As Keras writes it.
+    rounded = {
+        name: array.astype(ml_dtypes.bfloat16).astype(np.float32) for name, array in weights.items()
+    }
+    assert_holds(read_pretrained(tmp_path / "preset").weights, rounded)
 
 
 @pytest.mark.parametrize("former", [(), *FORMER.items()])
