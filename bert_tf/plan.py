@@ -51,7 +51,7 @@ class _Model:
     precision: str = command.flag(
         "precision of matrix products; int8 with --serve only",
         "float32",
-        choices=("float32", "tf32", "bfloat16", "int8"),
+        choices=("float32", "tf32", "bfloat16", "float16", "int8"),
     )
     gradient_checkpointing: bool = command.flag("recompute activations", False)
     strategy: str | None = command.flag(

@@ -97,7 +97,7 @@ class Finetuning:
     global_batch_size: int  # Samples per step, over all devices.
     devices: int  # Number of devices, each with a replica.
     device: Device
-    precision: str = "float32"  # "float32", "tf32" or "bfloat16".
+    precision: str = "float32"  # "float32", "tf32", "bfloat16" or "float16".
     # Lowest layers that are not trained, with the embeddings; `None` for none.
     frozen_layers: int | None = None
     # Tokens to which every window is padded, as XLA requires, or `None`.

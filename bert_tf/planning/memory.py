@@ -31,7 +31,7 @@ class StepSizes:
     examples: int  # Examples per forward pass.
     length: float  # Tokens per example, on average if they differ.
     predictions: int  # Masked positions per example; 0 in fine-tuning.
-    precision: str = "float32"  # "float32", "tf32" or "bfloat16".
+    precision: str = "float32"  # "float32", "tf32", "bfloat16" or "float16".
     gradient_checkpointing: bool = False  # Whether each layer is recomputed in the backward pass.
     # Tokens of the longest example, to which attention pads the others; by default `length`.
     longest: int | None = None

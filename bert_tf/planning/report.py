@@ -129,11 +129,13 @@ def _hours(result, devices=1):
 
 def _cheaper(training, result):
     """Yield settings that take at least 3% less time or make the training fit."""
-    sizes = training.sizes
+    sizes, flops = training.sizes, training.device.flops
+    # Most devices have the same rate for both.
+    half = "float16" if flops.get("float16", 0) > flops.get("bfloat16", 0) else "bfloat16"
     options = {
         f"--precision={precision}": {"precision": precision}
-        for precision in ("bfloat16", "tf32")
-        if precision in training.device.flops
+        for precision in (half, "tf32")
+        if precision in flops
     }
     if sizes.gradient_checkpointing:
         options["no --gradient_checkpointing"] = {"gradient_checkpointing": False}

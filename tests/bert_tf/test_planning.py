@@ -37,6 +37,7 @@ from bert_tf.planning.memory import (
 )
 from bert_tf.planning.report import finetuning_lines, training_lines
 from bert_tf.pretraining.model import PretrainingModel
+from bert_tf.system import command
 from bert_tf.weights.pretrained_encoder import Encoder
 
 TINY = BertConfig(
@@ -388,6 +389,16 @@ def test_command_names_what_makes_it_cheaper(capsys):
     assert "--precision=bfloat16: " in lines and "sent per device and step" in lines
     plan.main(settings(replica_batch_size=4096))
     assert "DOES NOT FIT into 80 GB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("device", ["v100", "t4"])
+def test_older_gpus_are_planned_in_float16(device, capsys):
+    plan.main(settings(device=device))
+    cheaper = capsys.readouterr().out.partition("cheaper:")[2]
+    assert "--precision=float16: " in cheaper and "bfloat16" not in cheaper
+    flags = [f"--device={device}", "--model_size=large", "--tokens=1e9", "--precision=float16"]
+    plan.main(command.parse(plan.PlanSettings, ["plan", *flags])[0])
+    assert "GFLOP/s in float16" in capsys.readouterr().out
 
 
 def test_a_network_takes_longer_than_a_link_inside_a_machine(capsys):
