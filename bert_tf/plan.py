@@ -22,7 +22,6 @@ from bert_tf.planning.estimates import Training, estimate, estimate_serving
 from bert_tf.planning.memory import StepSizes
 from bert_tf.system import command
 
-VOCAB_SIZE = 30_522
 TEXTS_PER_REQUEST = (1, 16, 64)
 
 
@@ -88,7 +87,7 @@ class PlanSettings(PlannedDevices, _Model):
     def bert_config(self) -> BertConfig:
         """Return the model's configuration."""
         if self.model_size is not None:
-            return dataclasses.replace(MODEL_SIZES[self.model_size], vocab_size=VOCAB_SIZE)
+            return MODEL_SIZES[self.model_size]
         return BertConfig.load(str(self.config))
 
     def check(self) -> None:
