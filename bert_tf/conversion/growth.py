@@ -46,7 +46,8 @@ def add_tokens(
         UserError: The tokenizer can never produce a word, because of case, accents or punctuation.
     """
     config, vocabulary = pretrained.config, pretrained.vocabulary
-    added = [word for word in dict.fromkeys(words) if word not in set(vocabulary.entries)]
+    there = set(vocabulary.entries)
+    added = [word for word in dict.fromkeys(words) if word not in there]
     pieces_N = _pieces(pretrained, added, where) if added else []
     lines = list(vocabulary.lines)
     free = [number for number, line in enumerate(lines) if UNUSED.fullmatch(line)][: len(added)]
