@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 STATE = "checkpoint.json"
+KEPT = 2  # Latest checkpoints of a run.
 SAVING = ".saving"  # Exists in a checkpoint while it is being written.
 # As "step-" and 8 digits are written: other digits, or more zeros, are not of a run.
 STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
@@ -160,19 +161,15 @@ def check_shapes(
 class CheckpointManager:
     """Save, list and restore the checkpoints of a run.
 
-    The latest `max_to_keep` checkpoints and the one with the best score are kept.
+    The latest checkpoints, `KEPT` of them, and the one with the best score are kept.
 
     Args:
         directory: RUN/checkpoints.
-        max_to_keep: Number of latest checkpoints to keep.
         is_writer: False in all but one of several synchronized processes: nothing is written.
     """
 
-    def __init__(
-        self, directory: str | os.PathLike, max_to_keep: int = 2, is_writer: bool = True
-    ) -> None:
-        self.directory = str(directory)
-        self.max_to_keep, self.is_writer = max_to_keep, is_writer
+    def __init__(self, directory: str | os.PathLike, is_writer: bool = True) -> None:
+        self.directory, self.is_writer = str(directory), is_writer
 
     def path(self, step: int) -> str:
         """Return the directory of the checkpoint of `step`."""
@@ -350,7 +347,7 @@ class CheckpointManager:
 
     def _sweep(self):
         """Remove superseded checkpoints and what killed processes left."""
-        kept = {*self.steps()[-self.max_to_keep :], self.best_step()}
+        kept = {*self.steps()[-KEPT:], self.best_step()}
         for name in files.listdir(self.directory):
             match = STEP.fullmatch(name)
             if match and int(match[1]) not in kept:
