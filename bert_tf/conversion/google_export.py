@@ -19,7 +19,8 @@ def write(model: ExportedModel, directory: pathlib.Path) -> Written:
     tensors = model.tensors("google", ("bert", *model.heads))
     write_bundle(directory / RELEASED, dict(sorted(tensors.items())))
     config, dropped = pretrained.config, [] if model.kind else model.dropped
-    values = encoder_values(config)
+    # Read back by bert_tf; ignored by the released code.
+    values = encoder_values(config) | config.tokenizer_settings
     if config.hidden_act == "gelu_new":
         values["hidden_act"] = "gelu"  # The released code computes the tanh form.
     else:
@@ -28,19 +29,10 @@ def write(model: ExportedModel, directory: pathlib.Path) -> Written:
         dropped.append("hidden_act=gelu (erf), which google-research/bert does not know")
     if config.layer_norm_eps != 1e-12:
         dropped.append(f"layer_norm_eps={config.layer_norm_eps}: google-research/bert uses 1e-12")
-    shown = pretrained.vocabulary.normalization()
-    if config.do_lower_case != shown["do_lower_case"]:
-        dropped.append(f"do_lower_case={config.do_lower_case}")
-    strips, read_back = (
-        strips_accents(config.do_lower_case, strip)
-        for strip in (config.strip_accents, shown["strip_accents"])
-    )
-    # google-research/bert strips accents if it lower-cases; bert_tf reads them from the vocabulary.
-    if {strips, read_back} != {config.do_lower_case}:
-        dropped.append(f"strip_accents={strips}")
+    strips = strips_accents(config.do_lower_case, config.strip_accents)
+    if strips != config.do_lower_case:
+        dropped.append(f"strip_accents={strips}: google-research/bert strips accents of lower case")
     if config.max_input_chars_per_word != 200:
-        # Read back by bert_tf; ignored by the released code.
-        values["max_input_chars_per_word"] = config.max_input_chars_per_word
         dropped.append(
             f"max_input_chars_per_word={config.max_input_chars_per_word}: google-research/bert "
             "uses 200"

@@ -158,7 +158,7 @@ def read_config(location: Location) -> tuple[BertConfig, Vocabulary]:
     vocabulary.check_size(config.vocab_size, where=str(location.vocabulary))
     # A release does not record how text is normalized; its vocabulary shows it.
     shown = vocabulary.normalization().items()
-    missing = {name: value for name, value in shown if values.get(name) is None}
+    missing = {name: value for name, value in shown if name not in values}
     return BertConfig.from_dict({**config.to_dict(), **missing}), vocabulary
 
 
