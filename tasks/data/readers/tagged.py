@@ -1,9 +1,9 @@
 """Readers of text with tagged words or spans: column files and JSON lines.
 
-A column file, as of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), has one word per line, its tag
-in the last column, and a blank or -DOCSTART- line between sentences. Lines before a sentence that
-begin with # and a blank are comments, unless they can be its first word. Five tagging schemes are
-read and converted to BIO (IOB2: B- begins each entity, I- continues it):
+A column file, as of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), has one word per line, in the
+first column, its tag in the last column, and a blank or -DOCSTART- line between sentences. Lines
+before a sentence that begin with # and a blank are comments, unless they can be its first word.
+Five tagging schemes are read and converted to BIO (IOB2: B- begins each entity, I- continues it):
 
     IO      I- only; adjacent entities of one type are merged.
     IOB1    B- only if an entity directly follows another one of its type.
@@ -188,16 +188,35 @@ def _sentences(file, labelled):
     layout = _layout(file)
     if layout and labelled and layout.width < 2:
         raise UserError(f"{file}:{layout.number}: expected a word and its tag, received one column")
-    block = []  # (line number, columns) per word of the current sentence.
+    # The first sentence of several words decides, since words may be numbers themselves.
+    block = next((block for block in _blocks(file, layout) if len(block) > 1), [])
+    if block and layout.width - layout.has_tags > 1 and _is_numbered(block):
+        raise UserError(
+            f"{file}:{block[0][0]}: the first column numbers the words; remove it, so that the "
+            "word is first and the tag last"
+        )
+    for block in _blocks(file, layout):
+        yield _sentence(file, block, layout, labelled)
+
+
+def _blocks(file, layout):
+    """Yield the lines of each sentence, as a list of (line number, columns)."""
+    block = []
     for number, line in _lines(file):
         columns = _columns(line, layout.is_tabbed) if line else []
         if line and (block or not _is_comment(line, columns, layout)):
             block.append((number, columns))
         elif block:
-            yield _sentence(file, block, layout, labelled)
+            yield block
             block = []
     if block:
-        yield _sentence(file, block, layout, labelled)
+        yield block
+
+
+def _is_numbered(block):
+    """Return whether the first column counts the words, from 0 or 1."""
+    words = [columns[0] for _, columns in block]
+    return any(words == [str(first + n) for n in range(len(words))] for first in (0, 1))
 
 
 def _is_comment(line, columns, layout):

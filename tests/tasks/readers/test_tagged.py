@@ -239,6 +239,34 @@ def test_comments_before_a_sentence_are_no_words(tmp_path, name):
     assert words.texts == {"text": "Ann met"}
 
 
+NUMBERED = {
+    "GermEval": "#\thttp://x\n1\tAnn\tB-PER\tO\n2\tmet\tO\tO\n",
+    "after a sentence of one word": "1 Ann B-PER\n\n1 Ann B-PER\n2 met O\n",
+    "from 0": "0 Ann B-PER\n1 met O\n",
+}
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_column_that_numbers_the_words_is_refused(tmp_path, name, labelled):
+    path = tmp_path / "a.tsv"
+    path.write_text(NUMBERED[name])
+    line = {"GermEval": 2, "from 0": 1}.get(name, 3)
+    with pytest.raises(UserError, match=rf"a.tsv:{line}: the first column numbers the words; rem"):
+        list(read_tagged(path, labelled))
+
+
+@pytest.mark.parametrize(
+    "text", ["1\tO\n2\tO\n", "1 CD O\n\n2 CD O\n", "go VB O\n2 CD O\n\n1 CD O\n2 CD O\n"]
+)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_words_may_be_numbers(tmp_path, text, labelled):
+    path = tmp_path / "a.conll"
+    path.write_text(text)
+    *_, last = raise_bad_rows(read_tagged(path, labelled))
+    assert last.texts["text"] in ("1 2", "2")
+
+
 TEXT = "Ann met Bob"
 EXPORTS = {
     "doccano": {"id": 1, "text": TEXT, "label": [[0, 3, "PER"], [8, 11, "PER"]]},
