@@ -18,6 +18,7 @@ an entity too, as in the scorer of CoNLL 2000 (conlleval).
 
 from __future__ import annotations
 
+import collections
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -168,12 +169,15 @@ def _is_table(file):
     layout = _layout(file)
     if not layout or layout.width == 1 or layout.has_tags:
         return False
-    blocks = itertools.groupby((line for _, line in _lines(file)), bool)
-    blocks = [list(lines) for is_block, lines in blocks if is_block]
-    if max(map(len, blocks)) == 1:  # A text per line may be followed by a blank one.
-        return True
-    widths = {len(_columns(line, layout.is_tabbed)) for line in blocks[0]}
-    return len(blocks) == 1 and (file.suffix == ".tsv" or len(widths) > 1)
+    groups = itertools.groupby((line for _, line in _lines(file)), bool)
+    blocks = (lines for is_block, lines in groups if is_block)
+    widths = collections.Counter(len(_columns(line, layout.is_tabbed)) for line in next(blocks))
+    has_sentence = widths.total() > 1
+    for lines in blocks:  # One at a time, since the file may be larger than memory.
+        if has_sentence or len(list(itertools.islice(lines, 2))) > 1:
+            return False
+    # A text per line may be followed by a blank one.
+    return not has_sentence or file.suffix == ".tsv" or len(widths) > 1
 
 
 def _lines(file):

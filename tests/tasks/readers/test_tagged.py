@@ -369,6 +369,14 @@ def test_texts_are_no_column_file(tmp_path, text):
         list(read_tagged(tmp_path / "a.txt", labelled=False, text_column="body"))
 
 
+def test_words_without_tags_are_read_lazily(tmp_path):
+    (tmp_path / "a.conll").write_bytes(b"Ann\tNNP\nmet\tVBD\n\n" * 20_000 + b"\xff")
+    rows = read_tagged(tmp_path / "a.conll", labelled=False)
+    assert next(rows).texts == next(rows).texts == {"text": "Ann met"}
+    with pytest.raises(UserError, match="not UTF-8: byte 0xff in line 60001"):
+        list(rows)
+
+
 @pytest.mark.parametrize(
     "text",
     [
