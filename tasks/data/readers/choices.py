@@ -104,16 +104,28 @@ def _read_arc(file, labelled):
 def _answers_of(file):
     """Return the check of the last field if most rows end with an answer, otherwise `None`."""
     rows = (row for _, row in csv_rows(file) if row and not isinstance(row, RowError))
-    rows = [row for row in rows if row[-1].strip()]
-    if len(rows) > 1 and len({row[-1] for row in rows}) == 1:
-        return lambda fields: True  # All have the same mark, such as "?".
-    return _may_be_answer if 2 * sum(map(_may_be_answer, rows)) >= len(rows) else None
+    first, has_mark, count, num_answers = None, True, 0, 0
+    for row in rows:
+        if row[-1].strip():
+            first = first or row
+            has_mark &= _may_be_mark(row) and row[-1] == first[-1]
+            count += 1
+            num_answers += _may_be_answer(row)
+    if has_mark and count > 1:
+        return lambda fields: True
+    return _may_be_answer if 2 * num_answers >= count else None
+
+
+def _may_be_mark(fields):
+    """Return whether the last field follows two choices and may be a mark such as "?" or "-1"."""
+    return len(fields) > 3 and not any(map(str.isalpha, fields[-1]))
 
 
 def _may_be_answer(fields):
-    """Return whether the last field is a letter, or the number of one of the choices before it."""
+    """Return whether the last of four fields or more is a letter or the number of a choice."""
     answer, count = as_label(fields[-1]), sum(bool(field.strip()) for field in fields[1:-1])
-    return answer.upper() in _LETTERS or answer in map(str, range(1, count + 1))
+    is_answer = answer.upper() in _LETTERS or answer in map(str, range(1, count + 1))
+    return len(fields) > 3 and is_answer
 
 
 def _arc_choice(fields, labelled, is_answer, location):

@@ -1,6 +1,7 @@
 """Multiple choice in its three formats; answers as letters and numbers."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -82,6 +83,18 @@ def test_the_same_mark_in_all_rows_of_arc_is_no_choice(tmp_path):
     path.write_text("Q,a,b,c,ant\nR,a,b,c,bee\n")
     rows = list(read_choices(path, labelled=False, file_format="arc"))
     assert [len(row.texts["choices"]) for row in rows] == [4, 4]
+
+
+def test_rows_of_arc_to_predict_are_not_kept(tmp_path):
+    (tmp_path / "arc.csv").write_text("Q,ant,bee,cat\n" * 20_000)
+    rows = read_choices(tmp_path / "arc.csv", labelled=False, file_format="arc")
+    tracemalloc.start()
+    try:
+        next(rows)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000  # The fields of all rows have 7 MB.
 
 
 @pytest.mark.parametrize(
@@ -220,6 +233,13 @@ def test_rows_of_arc_need_no_answers_to_be_predicted(tmp_path):
         ["1", "2", "3"],
     ]
     assert choices_of("Q,7,8,9\nQ,ant,bee\n") == [["7", "8", "9"], ["ant", "bee"]]
+    # The last choice may be the same in all rows.
+    assert choices_of("Q,yes,no\nR,yes,no\n") == [["yes", "no"]] * 2
+    assert choices_of("Q,-1,1\nR,x,y\n") == [["-1", "1"], ["x", "y"]]
+    of_all = "none of them"
+    assert choices_of(f"Q,a b,c d,{of_all}\nR,e f,g h,{of_all}\nS,i j,k l,,\n") == [
+        *(["a b", "c d", of_all], ["e f", "g h", of_all], ["i j", "k l"]),
+    ]
     # Answers may be missing, and a letter may be that of no choice, as in published rows.
     answered = "Q,ant,bee,cat,B\nQ,ant,bee,,2\nQ,ant,bee,cat,E\nQ,ant,bee,cat,\n"
     of_three = ["ant", "bee", "cat"]
