@@ -167,7 +167,7 @@ class EncodedExamples:
             first_epoch: Number of the epoch that step 0 begins.
             num_replicas: Consecutive elements of the dataset per step, of all replicas, or of all
                 parts of a batch that are computed one after the other.
-            shuffle: Draws the order anew for each epoch.
+            shuffle: Draws the order anew for each epoch; without, it is that of the samples.
             select: Returns the elements to make of a dataset of all.
         """
         steps_of_all = -(-len(self) // global_batch_size)
@@ -239,13 +239,12 @@ class EncodedExamples:
         weights_S = self.task.sampling_weights(self.examples, self.windows)
 
         def order(epoch):
-            if not shuffle:
-                return np.arange(len(self))
             rng = np.random.default_rng([seed, epoch])
             if weights_S is None:
-                return rng.permutation(len(self))
+                return rng.permutation(len(self)) if shuffle else np.arange(len(self))
             probabilities_S = np.asarray(weights_S) / np.sum(weights_S)
-            return rng.choice(len(self), len(self), p=probabilities_S)
+            drawn = rng.choice(len(self), len(self), p=probabilities_S)
+            return drawn if shuffle else np.sort(drawn)
 
         return np.concatenate([_padded(order(epoch), batch_size) for epoch in numbers])
 

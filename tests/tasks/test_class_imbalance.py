@@ -63,6 +63,18 @@ def test_every_class_is_drawn_equally_often(train):
     assert from_data(train).sampling_weights(task.load_examples(train), None) is None
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_classes_are_drawn_with_and_without_shuffling(shuffle):
+    task = ClassificationTask(labels=("a", "b"), max_seq_length=12, balanced_sampling=True)
+    examples = Examples({"text": ["the app"] * 100}, [0] * 95 + [1] * 5)
+    windows = one_window_each(Packed(tf.ragged.constant([[1]] * 100), None))
+    encoded = EncodedExamples(task, examples, windows, None, to_flat)
+    rows = encoded._epochs(range(20), 100, 0, shuffle=shuffle)
+    assert 0.4 < np.mean(rows >= 95) < 0.6
+    assert np.all(np.diff(rows) >= 0) == (not shuffle)
+    assert np.any(rows[0] != rows[1])
+
+
 @pytest.mark.parametrize(
     ("labels", "multi_label", "rows", "fractions"),
     [
