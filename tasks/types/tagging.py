@@ -274,13 +274,11 @@ def entities(
         the entity's basic tokens, padded with -1; `num_entities`, int32 `(B,)`.
     """
     positions_T, example_T = _best_positions(windows)
-    is_first_T = _of_tokens(windows.is_first, positions_T)
-    basic = tf.where(is_first_T)[:, 0]
-    basic_of_T = tf.cumsum(tf.cast(is_first_T, tf.int32)) - 1
-    example_K, position_K = tf.gather(example_T, basic), tf.gather(positions_T, basic)
+    position_K, example_K = _basic_tokens(windows, positions_T, example_T)
+    basic_of_T = tf.cumsum(tf.cast(_of_tokens(windows.is_first, positions_T), tf.int32)) - 1
     start_K = _of_tokens(windows.packed.starts, position_K)
     end_K = tf.math.unsorted_segment_max(
-        _of_tokens(windows.packed.ends, positions_T), basic_of_T, tf.size(basic)
+        _of_tokens(windows.packed.ends, positions_T), basic_of_T, tf.size(position_K)
     )
     logits_KC = tf.cast(_at_positions(windows, logits, position_K), tf.float32)
     probability_K = tf.reduce_max(tf.nn.softmax(logits_KC), axis=-1)
@@ -343,13 +341,13 @@ def cut_disjoint(
 
 
 def min_top2_gap(windows: Windows, logits: tf.Tensor, num_texts: int | tf.Tensor) -> tf.Tensor:
-    """Return the smallest gap of probability between a token's two best labels, per text.
+    """Return the smallest gap of probability between a basic token's two best labels, per text.
 
     Logits are `(W, L, C)`; the result is `(num_texts,)`, inf for texts without tokens.
     """
-    positions_T, example_T = _best_positions(windows)
-    gap_T = top2_gap(tf.nn.softmax(_at_positions(windows, logits, positions_T)))
-    min_gap = tf.math.unsorted_segment_min(gap_T, example_T, num_texts)
+    position_K, example_K = _basic_tokens(windows, *_best_positions(windows))
+    gap_K = top2_gap(tf.nn.softmax(_at_positions(windows, logits, position_K)))
+    min_gap = tf.math.unsorted_segment_min(gap_K, example_K, num_texts)
     return tf.where(min_gap > 1, float("inf"), min_gap)
 
 
@@ -403,6 +401,12 @@ def _best_positions(windows):
     )
     order = tf.math.invert_permutation(number)
     return tf.gather(position, order), tf.gather(example, order)
+
+
+def _basic_tokens(windows, positions_T, example_T):
+    """Return the position of the first wordpiece of each basic token, and its text, int64 (K,)."""
+    basic = tf.where(_of_tokens(windows.is_first, positions_T))[:, 0]
+    return tf.gather(positions_T, basic), tf.gather(example_T, basic)
 
 
 def _of_tokens(ragged, position):
@@ -641,7 +645,7 @@ class TaggingTask(Task):
         return entities(texts["text"], windows, outputs["tag"], self.bio)
 
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the smallest margin of any token of a text, `(B,)`."""
+        """Return the smallest margin of any basic token of a text, `(B,)`."""
         return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,17 @@ import tensorflow as tf
 from bert_tf import Tokenizer
 from bert_tf.text.packing import Packed
 from tasks.data.windows import Windows
-from tasks.types.tagging import entities, in_text_order, label_spans, word_predictions
+from tasks.types.tagging import (
+    entities,
+    in_text_order,
+    in_windows,
+    label_spans,
+    min_top2_gap,
+    word_predictions,
+)
 from tests.entities import (
     BIO,
+    ENTRIES,
     VOCABULARY,
     decoded,
     firsts,
@@ -58,6 +66,20 @@ def test_the_score_is_the_mean_probability_of_the_labels(tokenizer):
     prediction = entities(texts, windows, np.log(probabilities + 1e-30), BIO)
     assert found(prediction) == [[(0, 9, "LOC", "new yorks")]]
     np.testing.assert_allclose(prediction["entity_score"], [[0.7]], rtol=1e-5)
+
+
+def test_the_margin_is_of_the_tokens_that_have_labels(tokenizer):
+    tokens = tokenizer.tokenize_with_offsets(["Berliners met Anna", "", "met Paris"])
+    windows = windows_of(tokens, size=4, stride=2)
+    names = [ENTRIES[token] for token in tokens.ids.flat_values.numpy()]
+    logits = logits_of(windows, np.zeros(len(names), np.int32), 5)
+    unlabelled = in_windows(windows, [int(name.startswith("##")) for name in names])
+    logits[unlabelled.to_tensor(0).numpy() == 1] = 0
+    gap = (np.exp(9) - 1) / (np.exp(9) + 4)
+    np.testing.assert_allclose(min_top2_gap(windows, logits, 3), [gap, np.inf, gap], rtol=1e-5)
+    paris = in_windows(windows, [int(name == "paris") for name in names])
+    logits[paris.to_tensor(0).numpy() == 1] = 0
+    np.testing.assert_allclose(min_top2_gap(windows, logits, 3), [gap, np.inf, 0], rtol=1e-5)
 
 
 def test_empty_batches_empty_texts_and_texts_without_entities(tokenizer):
