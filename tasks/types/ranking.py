@@ -215,9 +215,13 @@ class RankingTask(Task):
         }
 
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
-        """Return the gap between the two best texts, as probabilities, `(B,)`."""
+        """Return the gap between the two best texts, as probabilities, `(B,)`.
+
+        Scores without activation have no unit; their softmax is the probability to be the best.
+        """
+        to_probabilities = tf.sigmoid if self.activation == "sigmoid" else tf.nn.softmax
         # top2_gap needs two values; queries may have fewer texts.
-        return top2_gap(tf.pad(tf.sigmoid(outputs["score"]), [[0, 0], [0, 2]]))
+        return top2_gap(tf.pad(to_probabilities(outputs["score"]), [[0, 0], [0, 2]]))
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
         """Remove the texts that a batch adds."""

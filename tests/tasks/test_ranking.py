@@ -98,7 +98,18 @@ def test_predictions_by_hand(activation):
     expected = [[score(1), 0, score(3), score(1)], [score(1), score(1), score(-2), score(0.5)]]
     np.testing.assert_allclose(found["scores"], [*expected, [0] * 4], 1e-4)
     margin = task.margin(found, None, {"score": logits}).numpy()
-    np.testing.assert_allclose(margin, [sigmoid(3) - sigmoid(1), 0, 0], atol=1e-5)
+    if activation == "sigmoid":
+        gap = sigmoid(3) - sigmoid(1)
+    else:
+        gap = (math.exp(3) - math.e) / (math.exp(3) + 2 * math.e)
+    np.testing.assert_allclose(margin, [gap, 0, 0], atol=1e-5)
+
+
+def test_the_margin_of_scores_without_activation_does_not_depend_on_their_level():
+    task = RankingTask(max_seq_length=12, ranking_loss="listwise", activation="identity")
+    logits = tf.constant([[8.0, 6.0, -3.0], [1.0, -1.0, -10.0], [9.0, MASKED_SCORE, MASKED_SCORE]])
+    margin = task.margin({}, None, {"score": logits}).numpy()
+    np.testing.assert_allclose(margin, [math.tanh(1), math.tanh(1), 1], atol=1e-4)
 
 
 def test_padding_is_removed():
