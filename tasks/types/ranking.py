@@ -264,7 +264,7 @@ def _kept(labels, limit):
     relevant = [index for index, label in enumerate(labels) if label > 0]
     others = [index for index, label in enumerate(labels) if label <= 0]
     relevant.sort(key=lambda index: -labels[index])  # Stable.
-    count = max(limit - len(others), (limit + 1) // 2)
+    count = max(limit - len(others), limit // 2, 1)
     relevant = relevant[:count]
     return sorted([*relevant, *others[: limit - len(relevant)]])
 
