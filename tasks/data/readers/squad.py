@@ -37,10 +37,10 @@ def read_questions(
     Args:
         source: .json in the format of SQuAD 1.1 or 2.0, or rows in .csv, .tsv, .jsonl or .parquet.
             Rows have the columns "question", "context" and, if labelled, "answer", which is empty
-            if there is none. Optional are "id" (default: the line number), "title" and, if
-            labelled, "answer_start" (default: the first occurrence in the context). Rows of
-            Hugging Face datasets have "answers": {"text": [...], "answer_start": [...]} instead;
-            they may also be the list "data" of a .json file.
+            if there is none. Optional are "id" (default: the line number) and, if labelled,
+            "answer_start" (default: the first occurrence in the context). Rows of Hugging Face
+            datasets have "answers": {"text": [...], "answer_start": [...]} instead; they may also
+            be the list "data" of a .json file.
         labelled: Whether to read the answers.
         **others: Other values of a task.json, which are ignored.
 
@@ -73,11 +73,10 @@ def _squad_questions(file, labelled):
         if "paragraphs" not in article and "context" in article:
             yield good_or_bad(in_article, article, _listed_question, labelled)
             continue
-        title = field(article, "title", str, in_article) if "title" in article else ""
         for paragraph, in_paragraph in _entries(article, "paragraphs", in_article):
             context = field(paragraph, "context", str, in_paragraph)
             for entry, location in _entries(paragraph, "qas", in_paragraph):
-                values = _question(entry, context, title, labelled, location)
+                values = _question(entry, context, labelled, location)
                 location = f"{file}: question {values['id']:.200}"
                 yield good_or_bad(location, values, _example, labelled)
 
@@ -97,7 +96,7 @@ def _load(file):
         raise UserError(f"{file}: not JSON: {error}") from None
 
 
-def _question(entry, context, title, labelled, location):
+def _question(entry, context, labelled, location):
     """Return the values of a question for `_example`."""
     # Annotation tools number questions.
     is_number = type(entry.get("id")) is int
@@ -115,7 +114,6 @@ def _question(entry, context, title, labelled, location):
         "question": field(entry, "question", str, location),
         "context": context,
         "id": name,
-        "title": title,
         "answers": answers,
         "is_impossible": is_impossible,
     }
@@ -132,7 +130,7 @@ def _entries(node, key, location, inner=None):
 
 def _row_questions(file, labelled):
     columns = ("question", "context", *(("answer",) if labelled else ()))
-    optional = ("id", "title", *(("answer_start",) if labelled else ()))
+    optional = ("id", *(("answer_start",) if labelled else ()))
     if not _has_listed_answers(file):
         make = functools.partial(_row_question, labelled)
         yield from read_rows(file, columns, optional=optional, nullable=("answer",), make=make)
@@ -154,9 +152,8 @@ def _listed_question(values, labelled, location):
     for name in ("question", "context"):
         if name not in values:
             raise RowError(no_column(name, values))
-    row = {name: values.get(name) for name in ("question", "context", "id", "title")}
+    row = {name: values.get(name) for name in ("question", "context", "id")}
     row["id"] = location.rpartition(":")[2].strip() if row["id"] is None else str(row["id"])
-    row["title"] = row["title"] or ""
     for name, text in row.items():
         if not isinstance(text, str):
             raise RowError(f"column {name!r}: expected text, received {text!r:.80}")
@@ -209,7 +206,6 @@ def _row_question(labelled, values, location):
         "question": values["question"],
         "context": context,
         "id": values.get("id") or location.rpartition(":")[2],
-        "title": values.get("title", ""),
         "answers": answers,
         "is_impossible": labelled and not answers,
     }
@@ -217,7 +213,7 @@ def _row_question(labelled, values, location):
 
 
 def _example(values, labelled, location):
-    for name in ("question", "context", "id", "title"):
+    for name in ("question", "context", "id"):
         check_text(values[name], f'"{name}"')
     answers, is_impossible = values["answers"], values["is_impossible"]
     for text, _ in answers:
