@@ -124,7 +124,9 @@ def draw_histogram(
     axes: Any, scores: Mapping[str, np.ndarray], x_label: str, threshold: float | None = None
 ) -> None:
     """Draw one histogram of scores per name over the same bins, and the tuned threshold."""
-    edges = np.histogram_bin_edges(np.concatenate(list(scores.values())), bins=40)
+    # In float32 nearly equal scores have no 40 bins between them.
+    all_scores = np.concatenate(list(scores.values()), dtype=np.float64)
+    edges = np.histogram_bin_edges(all_scores, bins=40)
     for name, of_name in scores.items():
         axes.hist(of_name, edges, density=len(of_name) > 0, alpha=0.6, label=name)
     _draw_threshold(axes, threshold)

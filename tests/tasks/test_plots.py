@@ -64,6 +64,14 @@ def test_the_metric_that_selects_the_checkpoint_is_drawn():
         assert plots._names([{"step": 1, "dev_loss": 1.0, name: 0.5}], is_loss=False) == [name]
 
 
+@pytest.mark.plots
+@pytest.mark.parametrize("scores", [[1, 1 + 2**-23], [1, 1], [0, 1e30], []])
+def test_scores_that_are_nearly_equal_have_a_histogram(scores):
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    plots.draw_histogram(axes, {"normal": np.array(scores, np.float32)}, "score")
+    assert sum(patch.get_height() > 0 for patch in axes.patches) == len(set(scores))
+
+
 @pytest.mark.medium
 @pytest.mark.plots
 @pytest.mark.parametrize("count", [5, 80])
