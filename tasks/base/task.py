@@ -39,7 +39,7 @@ from tasks.data.readers.rows import (
     raise_bad_rows,
     text_names,
 )
-from tasks.data.windows import Windows, one_window_each, pack_texts
+from tasks.data.windows import Windows, one_window_each, pack_texts, pair_windows
 
 Loss = Callable[..., tf.Tensor]
 Tokenize = Callable[[tf.Tensor], Tokens]  # Of a `Tokenizer`.
@@ -646,6 +646,16 @@ class LabelledTextTask(TextTask):
             f"all {len(labels)} rows have the same label; macro F1, ROC-AUC and correlations of "
             "such rows do not measure the model"
         ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChoiceTask(Task):
+    """Base class of tasks on a text and several others, such as a prompt and its choices."""
+
+    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
+        """Tokenize and pack each of the others with the first text, one window per pair."""
+        in_order = [texts[name] for name in self.input_names]
+        return pair_windows(*in_order, tokenize, vocabulary, self.max_seq_length)
 
 
 def _fits(value, hint):

@@ -15,11 +15,10 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
-from tasks.base.task import OutputSpec, Task, Tokenize, top2_gap
+from tasks.base.task import ChoiceTask, OutputSpec, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Tensors
-from tasks.data.windows import Windows, pair_windows
+from tasks.data.windows import Windows
 from tasks.graph.heads import ChoiceModel
 from tasks.metrics.classification import accuracy
 from tasks.model.task_model import TaskModel
@@ -28,7 +27,7 @@ EQUAL = 1e-6  # Closer probabilities count as ties, so that rounding does not de
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultipleChoiceTask(Task):
+class MultipleChoiceTask(ChoiceTask):
     """Questions with any number of choices.
 
     An empty string is a missing choice: it is never selected and its probability is 0. The
@@ -67,12 +66,6 @@ class MultipleChoiceTask(Task):
         if not choices[value]:
             raise ValueError(f"choice {value}: expected one that is not empty")
         return value
-
-    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
-        """Tokenize and pack each choice with its prompt, one window per choice."""
-        return pair_windows(
-            *(texts["prompt"], texts["choices"], tokenize, vocabulary, self.max_seq_length)
-        )
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> ChoiceModel:
         """Return the encoder with one score per choice."""

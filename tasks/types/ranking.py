@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import (
     listwise_binary_cross_entropy,
     listwise_binary_divergence,
@@ -25,17 +24,17 @@ from bert_tf.train.losses import (
     softmax_divergence,
 )
 from tasks.base.task import (
+    ChoiceTask,
     Loss,
     OutputSpec,
     Task,
-    Tokenize,
     check_choice,
     check_positive,
     top2_gap,
 )
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.rows import FileRows, Source
-from tasks.data.windows import Windows, pair_windows
+from tasks.data.windows import Windows
 from tasks.graph.heads import ChoiceModel
 from tasks.metrics.checks import finite
 from tasks.metrics.retrieval import CUTOFF, ranked, retrieval_metrics
@@ -51,7 +50,7 @@ EQUAL = 1e-4  # Closer logits count as ties, so that rounding does not decide th
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RankingTask(Task):
+class RankingTask(ChoiceTask):
     """Queries with any number of texts.
 
     An empty string is a missing text: its score is 0 and the order does not contain it.
@@ -135,12 +134,6 @@ class RankingTask(Task):
                 f"relevance {value!r:.80}: expected a list of {expected} numbers, one per text"
             )
         return [_number(number) for number in value]
-
-    def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
-        """Tokenize and pack each text with its query, one window per text."""
-        return pair_windows(
-            *(texts["query"], texts["texts"], tokenize, vocabulary, self.max_seq_length)
-        )
 
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the queries with at most `texts_per_query` texts each.
