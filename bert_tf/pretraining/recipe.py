@@ -94,7 +94,13 @@ def _pretrain(settings, log, strategy):
             f"{replicas} replicas * --gradient_accumulation_steps={parts}"
         )
 
-    source, vocabulary, config, phases, held_out = _inputs(settings)
+    # An existing run is resumed only with the settings and shards that it was started with.
+    run = None
+    if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
+        run = open_run(strategy, settings.output_dir, log_wait)
+        run.check_resumable(settings.recorded(), None, defaults(PretrainSettings))
+        _check_config(settings, run)
+    source, vocabulary, config, phases, held_out = _inputs(settings, run)
     verified, before = {}, _read_verified(settings.output_dir)
     for data in (*phases, *([held_out] if held_out else [])):
         verified |= data.manifest.check_files(log, before)
@@ -102,16 +108,12 @@ def _pretrain(settings, log, strategy):
             log(f"warning: {warning}")
     num_train_steps = settings.phase_ends[-1]
 
-    # An existing run is resumed only with the settings and shards that it was started with.
     digests = [data.manifest.sha256 for data in (*phases, *filter(None, [held_out]))]
     values = [settings.recorded(), digests, config.to_dict(), vocabulary.sha256]
     if source and is_multi_worker(strategy):
         values.append(source.sha256)
     check_alike(strategy, values)
-    run = None
-    if from_chief(strategy, lambda: Run.has_checkpoint(settings.output_dir)):
-        run = open_run(strategy, settings.output_dir, log_wait)
-        run.check_resumable(settings.recorded(), None, defaults(PretrainSettings))
+    if run:
         if run.train.get("data") != digests:
             raise UserError(
                 f"--shards, --eval_shards: differ from those {run.path} was started with; restore "
@@ -297,15 +299,20 @@ class _Phase:
         return self.data.position(self.settings.seed, examples)
 
 
-def _inputs(settings):
+def _inputs(settings, run=None):
     """Return pretrained weights or `None`, vocabulary, configuration, and the data of the phases.
 
-    The last one is the held-out data, or `None`. Raise UserError if they do not fit each other.
+    The last one is the held-out data, or `None`. A run that is resumed has all of its model, so
+    that what it was started from may be gone. Raise UserError if they do not fit each other.
     """
-    source = read_pretrained(settings.init_from) if settings.init_from else None
-    manifest = Manifest.load(settings.shards[0])
-    vocabulary = source.vocabulary if source else manifest.vocabulary()
-    config = config_of(settings, source, manifest, vocabulary)
+    source = None
+    if run:
+        vocabulary, config = run.vocabulary, run.config
+    else:
+        source = read_pretrained(settings.init_from) if settings.init_from else None
+        manifest = Manifest.load(settings.shards[0])
+        vocabulary = source.vocabulary if source else manifest.vocabulary()
+        config = config_of(settings, source, manifest, vocabulary)
     phases, held_out = (
         [PretrainingDataset(directory, vocabulary, config) for directory in directories]
         for directories in (settings.shards, filter(None, [settings.eval_shards]))
@@ -340,6 +347,23 @@ def config_of(
     return dataclasses.replace(
         MODEL_SIZES[str(settings.model_size)], vocab_size=len(vocabulary), **case_of(manifest)
     )
+
+
+def _check_config(settings, run):
+    """Raise UserError if the file --config is there, but not what a run was started with.
+
+    The normalization of text is that of the shards.
+    """
+    if not settings.config or not files.exists(settings.config):
+        return
+    given = BertConfig.load(settings.config)
+    for name, before in run.config.to_dict().items():
+        now = getattr(given, name)
+        if now != before and name not in TOKENIZER_SETTINGS:
+            raise UserError(
+                f"--config={settings.config}: {name} was {before!r} when {run.path} was created, "
+                f"is now {now!r}; restore the file, or name a new --output_dir"
+            )
 
 
 def case_of(manifest: Manifest) -> dict[str, Any]:

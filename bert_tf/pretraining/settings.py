@@ -111,8 +111,6 @@ class PretrainSettings:
         for name in ("eval_every", "eval_batches"):
             if getattr(self, name) is not None and not self.eval_shards:
                 raise UserError(f"--{name}={getattr(self, name)}: expected --eval_shards as well")
-        if self.config and not files.exists(self.config):
-            raise UserError(f"--config={self.config}: no such file")
 
     def check(self) -> None:
         """Check local shards, weights and the run without TensorFlow; raises UserError."""
@@ -120,13 +118,19 @@ class PretrainSettings:
         for directory in filter(None, (*self.shards, self.eval_shards)):
             if not files.is_remote(directory):
                 Manifest.load(directory).vocabulary()
-        if self.config and not files.is_remote(self.config):
-            BertConfig.load(self.config)
-        if self.init_from:
-            sources.check(self.init_from)
+        if self.dry_run or self._is_new():
+            if self.config and not files.is_remote(self.config):
+                BertConfig.load(self.config)
+            if self.init_from:
+                sources.check(self.init_from)
+
+    def _is_new(self):
+        """Return whether a new run starts, after a check of the directory; False if unknown."""
         # Workers may see the run's files late; they check it when all see the same.
-        if not self.dry_run and self.strategy != "multi_worker":
-            Run.check_resume(self.output_dir, self.recorded(), None, defaults(PretrainSettings))
+        if self.strategy == "multi_worker" or files.is_remote(self.output_dir):
+            return False
+        default = defaults(PretrainSettings)
+        return Run.check_resume(self.output_dir, self.recorded(), None, default) is None
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings saved in train.json: all except `output_dir`."""

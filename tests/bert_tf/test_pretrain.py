@@ -339,7 +339,7 @@ def test_a_run_can_be_on_a_file_system_of_tensorflow(directories, tmp_path, monk
         ({"steps_per_execution": 0}, "--steps_per_execution=0: expected an integer >= 1"),
         ({"save_every": 0}, "--save_every=0: expected an integer >= 1"),
         ({"learning_rate": 0.0}, "--learning_rate=0.0: expected a number > 0"),
-        ({"config": "nowhere.json"}, "--config=nowhere.json: no such file"),
+        ({"config": "nowhere.json"}, "^nowhere.json: no such file"),
         ({"shards": ("nowhere",)}, "nowhere/manifest.json: no such file"),
     ],
 )
@@ -370,13 +370,54 @@ def test_changed_flags_and_other_shards_are_rejected(directories, tmp_path):
     assert "resuming at step 1 of 2" in said
 
 
-def test_another_number_of_steps_is_logged_with_its_rates_and_recorded_once(
-    directories, tmp_path, config, vocabulary
-):
-    settings = settings_of(directories, tmp_path / "run", num_train_steps=4)
-    record = {"settings": settings.recorded()}
-    run = Run.create(settings.output_dir, config, vocabulary, record)
+def start_run(settings):
+    """Create a run that has the checkpoint of a variable, which is no model."""
+    config, record = BertConfig.load(settings.config), {"settings": settings.recorded()}
+    run = Run.create(settings.output_dir, config, Vocabulary(ENTRIES), record)
     run.checkpoints.save(3, {"a": tf.Variable(1.0)})
+    return run
+
+
+def test_a_changed_configuration_is_rejected(directories, tmp_path):
+    path = pathlib.Path(shutil.copy(directories["config"], tmp_path))
+    settings = settings_of({**directories, "config": path}, tmp_path / "run", precision="float32")
+    run = start_run(settings)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "gelu"}))
+    changed = f"--config={path}: hidden_act was 'gelu_new' when {run.path} was created, is now 'ge"
+    with pytest.raises(UserError, match=changed):
+        recipe.pretrain(settings)
+
+
+def test_the_files_that_a_run_was_started_from_are_not_checked(directories, tmp_path):
+    path = pathlib.Path(shutil.copy(directories["config"], tmp_path))
+    settings = settings_of({**directories, "config": path}, tmp_path / "run")
+    start_run(settings)
+    path.unlink()
+    settings.check()
+    dataclasses.replace(settings, output_dir="ram://started/run").check()
+    for new in (
+        dataclasses.replace(settings, output_dir=str(tmp_path / "new")),
+        dataclasses.replace(settings, dry_run=True),
+    ):
+        with pytest.raises(UserError, match=f"^{path}: no such file"):
+            new.check()
+
+
+@pytest.mark.slow
+def test_a_run_resumes_without_the_weights_that_it_was_started_from(directories, tmp_path):
+    first = recipe.pretrain(settings_of(directories, tmp_path / "first", num_train_steps=1))
+    settings = given(directories, tmp_path / "second", first.path)
+    recipe.pretrain(settings)
+    shutil.rmtree(first.path)
+    settings.check()
+    recipe.pretrain(settings)
+    run = recipe.pretrain(dataclasses.replace(settings, num_train_steps=2))
+    assert run.checkpoints.steps()[-1] == 2
+
+
+def test_another_number_of_steps_is_logged_with_its_rates_and_recorded_once(directories, tmp_path):
+    settings = settings_of(directories, tmp_path / "run", num_train_steps=4)
+    run = start_run(settings)
     assert recipe._change_steps(run, settings, 4) is None
     longer = dataclasses.replace(settings, num_train_steps=8)
     logged = recipe._change_steps(run, longer, 8)
