@@ -302,12 +302,10 @@ class _Phase:
 def _inputs(settings, run=None):
     """Return pretrained weights or `None`, vocabulary, configuration, and the data of the phases.
 
-    The last one is the held-out data, or `None`. A run that is resumed has all of its model, so
-    that what it was started from may be gone. Raise UserError if they do not fit each other.
+    The last one is the held-out data, or `None`. Raise UserError if they do not fit each other.
     """
-    source = None
-    if run:
-        vocabulary, config = run.vocabulary, run.config
+    if run:  # It has a model of its own: what it was started from may be gone.
+        source, vocabulary, config = None, run.vocabulary, run.config
     else:
         source = read_pretrained(settings.init_from) if settings.init_from else None
         manifest = Manifest.load(settings.shards[0])
@@ -350,20 +348,16 @@ def config_of(
 
 
 def _check_config(settings, run):
-    """Raise UserError if the file --config is there, but not what a run was started with.
-
-    The normalization of text is that of the shards.
-    """
+    """Raise UserError if the file --config, which may be gone, is not that of the run any more."""
     if not settings.config or not files.exists(settings.config):
         return
     given = BertConfig.load(settings.config)
-    for name, before in run.config.to_dict().items():
-        now = getattr(given, name)
-        if now != before and name not in TOKENIZER_SETTINGS:
-            raise UserError(
-                f"--config={settings.config}: {name} was {before!r} when {run.path} was created, "
-                f"is now {now!r}; restore the file, or name a new --output_dir"
-            )
+    # The normalization of text is that of the shards.
+    if dataclasses.replace(given, **run.config.tokenizer_settings) != run.config:
+        raise UserError(
+            f"--config={settings.config}: has changed since {run.path} was created; expected the "
+            f"values of {run.file('config.json')}; restore them, or name a new --output_dir"
+        )
 
 
 def case_of(manifest: Manifest) -> dict[str, Any]:

@@ -118,19 +118,15 @@ class PretrainSettings:
         for directory in filter(None, (*self.shards, self.eval_shards)):
             if not files.is_remote(directory):
                 Manifest.load(directory).vocabulary()
-        if self.dry_run or self._is_new():
+        # Workers may see the run's files late; they check it when all see the same.
+        if self.dry_run or (
+            self.strategy != "multi_worker"
+            and Run.is_new(self.output_dir, self.recorded(), None, defaults(PretrainSettings))
+        ):
             if self.config and not files.is_remote(self.config):
                 BertConfig.load(self.config)
             if self.init_from:
                 sources.check(self.init_from)
-
-    def _is_new(self):
-        """Return whether a new run starts, after a check of the directory; False if unknown."""
-        # Workers may see the run's files late; they check it when all see the same.
-        if self.strategy == "multi_worker" or files.is_remote(self.output_dir):
-            return False
-        default = defaults(PretrainSettings)
-        return Run.check_resume(self.output_dir, self.recorded(), None, default) is None
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings saved in train.json: all except `output_dir`."""

@@ -136,29 +136,28 @@ class Run:
                 raise
 
     @classmethod
-    def check_resume(
+    def is_new(
         cls,
         path: str | os.PathLike,
         settings: Mapping[str, Any],
         kind: str | None = None,
         defaults: Mapping[str, Any] | None = None,
-    ) -> Self | None:
-        """Return the run that would be resumed in a directory, or `None`, without reading data.
+    ) -> bool:
+        """Check a directory for a run without reading data; return whether a new one would start.
 
-        Remote paths are not checked, since they need TensorFlow. For the arguments see
-        `check_settings`.
+        Remote paths need TensorFlow: they are not checked, and may have a run. For the arguments
+        see `check_settings`.
 
         Raises:
             UserError: If a run with these settings can neither start nor resume there.
         """
         if files.is_remote(path):
-            return None
+            return False
         if not cls.has_checkpoint(path):
             check_free(path)
-            return None
-        run = cls.open(path)
-        run.check_settings(settings, kind, defaults)
-        return run
+            return True
+        cls.open(path).check_settings(settings, kind, defaults)
+        return False
 
     @classmethod
     def has_checkpoint(cls, path: str | os.PathLike) -> bool:

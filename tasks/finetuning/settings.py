@@ -344,10 +344,9 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         """Check the output directory of one run, and the weights that it starts from."""
         if self.strategy == "multi_worker":
             return  # Workers may see the run's files late; they check it when all see the same.
-        started = Run.check_resume(
+        if Run.is_new(
             self.output_dir, self.recorded(), self._dataset.kind, defaults(FinetuneSettings)
-        )
-        if started is None:
+        ):
             config = sources.check(self.init_from)
             if config is not None:
                 self.check_fits(config, self.init_from)

@@ -199,6 +199,13 @@ def test_a_finished_run_is_reported_and_a_changed_flag_is_rejected_by_name(setti
         finetune(settings)
 
 
+def test_the_weights_that_a_run_may_have_been_started_from_are_not_checked(settings, tmp_path):
+    gone = dataclasses.replace(settings, init_from=str(tmp_path / "gone"))
+    dataclasses.replace(gone, output_dir="ram://started/run").check()
+    with pytest.raises(UserError, match="gone: no such directory"):
+        gone.check()
+
+
 @pytest.mark.slow
 def test_the_encoder_of_a_fine_tuned_run_initializes_the_next(settings, tmp_path):
     first = finetune(dataclasses.replace(settings, epochs=1))
