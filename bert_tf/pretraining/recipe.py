@@ -311,6 +311,7 @@ def _inputs(settings, run=None):
         manifest = Manifest.load(settings.shards[0])
         vocabulary = source.vocabulary if source else manifest.vocabulary()
         config = config_of(settings, source, manifest, vocabulary)
+        vocabulary = vocabulary.padded(config.vocab_size, manifest.directory)
     phases, held_out = (
         [PretrainingDataset(directory, vocabulary, config) for directory in directories]
         for directories in (settings.shards, filter(None, [settings.eval_shards]))

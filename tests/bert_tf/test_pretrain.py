@@ -182,6 +182,30 @@ def test_an_embedding_table_may_have_more_rows_than_the_vocabulary(directories, 
     )
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_dry_run_accepts_a_table_with_more_rows(directories, tmp_path, monkeypatch, is_given):
+    config = dataclasses.replace(BertConfig.load(directories["config"]), vocab_size=64)
+    padded = Vocabulary(ENTRIES).padded(64, "here")
+    if is_given:
+        weights = small.random_weights(config)
+        PretrainedWeights(config, padded, weights, "somewhere").save(tmp_path / "first")
+        model = {"init_from": str(tmp_path / "first")}
+    else:
+        files.atomic_write_json(tmp_path / "config.json", config.to_dict())
+        model = {"config": str(tmp_path / "config.json")}
+    settings = PretrainCommandSettings(
+        shards=(str(directories["shards"]),),
+        output_dir=str(tmp_path / "run"),
+        dry_run=True,
+        device="a100",
+        **model,
+    )
+    found = [recipe._inputs(settings)]
+    monkeypatch.setattr(recipe, "pretrain", lambda toy, log: found.append(recipe._inputs(toy)))
+    recipe.dry_run(settings)
+    assert [vocabulary.sha256 for _, vocabulary, *_ in found] == [padded.sha256] * 3
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("parts", "new"),
