@@ -190,8 +190,8 @@ class PretrainingDataset:
                 f"{directory}: max_seq_length={self.max_seq_length} exceeds "
                 f"max_position_embeddings={config.max_position_embeddings} of the configuration"
             )
-        is_dynamic = settings["masking"] == "dynamic"  # The records contain no masks.
-        self._mask = masking.mask_generator(vocabulary, settings) if is_dynamic else None
+        masks = self.manifest.masks
+        self._mask = masking.MaskGenerator(vocabulary, **masks) if masks else None
         self._paths = [self.manifest.path(entry["file"]) for entry in self.manifest.shards]
         self._counts = np.array([entry["records"] for entry in self.manifest.shards], np.int64)
         self._piece_records = max(1, BLOCK_EXAMPLES // PIECES_PER_BLOCK)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from bert_tf.config import TOKENIZER_SETTINGS, read_json_object
-from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.settings import MASK_SETTINGS, WriteShardsSettings
 from bert_tf.data.sharded_output import NAME, Entry, ShardManifest, check_size, shard_names
 from bert_tf.errors import UserError
 from bert_tf.storage import files, format_versions
@@ -218,6 +218,13 @@ class Manifest(ShardManifest):
         """SHA-256 of the shards' content: equal for equal shards, however they were written."""
         digests = "".join(entry["sha256"] for entry in self.shards)
         return hashlib.sha256(digests.encode()).hexdigest()
+
+    @property
+    def masks(self) -> dict[str, Any] | None:
+        """Settings of the masks that training draws, or `None` if the shards contain the masks."""
+        if self.settings["masking"] == "static":
+            return None
+        return {name: self.settings[name] for name in MASK_SETTINGS}
 
     def check_same_plan(self, planned: Self) -> None:
         """Check settings, vocabulary, tokenizer and text; see `ShardManifest.check_same_plan`."""

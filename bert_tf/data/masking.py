@@ -9,7 +9,6 @@ vocabulary size.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -162,12 +161,6 @@ class MaskGenerator:
         where = tf.where(is_filled_BP)
         rows = tf.stack([where[:, 0], tf.cast(tf.gather_nd(positions_BP, where), tf.int64)], axis=1)
         return tf.tensor_scatter_nd_update(ids_BL, rows, tf.gather_nd(new_BP, where))
-
-
-def mask_generator(vocabulary: Vocabulary, settings: Mapping[str, Any]) -> MaskGenerator:
-    """Return the generator for settings of write_shards, by name."""
-    names = ("masked_lm_prob", "max_predictions_per_seq", "whole_word_mask", "replace_with_any")
-    return MaskGenerator(vocabulary, **{name: settings[name] for name in names})
 
 
 def keys(

@@ -16,6 +16,10 @@ FREE = frozenset(
     beam_args dask_address
     """.split()
 )
+# Settings that the masks of an example depend on; arguments of `MaskGenerator`.
+MASK_SETTINGS = (
+    *("masked_lm_prob", "max_predictions_per_seq", "whole_word_mask", "replace_with_any"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from bert_tf.data import masking, tf_examples
 from bert_tf.data.instances import make_instances, to_examples, tokenize_documents
-from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.data.settings import MASK_SETTINGS, WriteShardsSettings
 from bert_tf.data.sharded_output import Entry, Span
 from bert_tf.errors import UserError
 from bert_tf.storage import files
@@ -34,7 +34,8 @@ class ShardWriter:
         self._tokenizer = Tokenizer(vocabulary, **tokenizer)
         self._mask = None
         if settings.masking == "static":
-            mask = masking.mask_generator(vocabulary, settings.recorded())
+            masks = {name: getattr(settings, name) for name in MASK_SETTINGS}
+            mask = masking.MaskGenerator(vocabulary, **masks)
             ids = tf.TensorSpec([None, settings.max_seq_length], tf.int32)
             # One graph for all batch sizes, since the last batch of a shard may have any size.
             self._mask = tf.function(

@@ -102,19 +102,25 @@ def _pretrain(settings, log, strategy):
         _check_config(settings, run)
     source, vocabulary, config, phases, held_out = _inputs(settings, run)
     verified, before = {}, _read_verified(settings.output_dir)
-    for data in (*phases, *([held_out] if held_out else [])):
-        verified |= data.manifest.check_files(log, before)
-        if warning := data.manifest.next_sentence_warning():
+    manifests = [data.manifest for data in (*phases, *([held_out] if held_out else []))]
+    for manifest in manifests:
+        verified |= manifest.check_files(log, before)
+        if warning := manifest.next_sentence_warning():
             log(f"warning: {warning}")
     num_train_steps = settings.phase_ends[-1]
 
-    digests = [data.manifest.sha256 for data in (*phases, *filter(None, [held_out]))]
-    values = [settings.recorded(), digests, config.to_dict(), vocabulary.sha256]
+    # The masks that are drawn in training leave no trace in the shards.
+    record = {
+        "data": [manifest.sha256 for manifest in manifests],
+        "masks": [manifest.masks for manifest in manifests],
+    }
+    values = [settings.recorded(), record, config.to_dict(), vocabulary.sha256]
     if source and is_multi_worker(strategy):
         values.append(source.sha256)
     check_alike(strategy, values)
     if run:
-        if run.train.get("data") != digests:
+        recorded = {"masks": record["masks"], **run.train}  # Older runs have no masks.
+        if any(recorded.get(name) != now for name, now in record.items()):
             raise UserError(
                 f"--shards, --eval_shards: differ from those {run.path} was started with; restore "
                 "them or name a new --output_dir"
@@ -145,8 +151,7 @@ def _pretrain(settings, log, strategy):
     if run is None:
         if source:
             source.assign_to(model)
-        train = {"settings": settings.recorded(), "data": digests}
-        train["origin"] = _origin(source)
+        train = {"settings": settings.recorded(), **record, "origin": _origin(source)}
         if chief:
             Run.create(settings.output_dir, config, vocabulary, train)
         run = open_run(strategy, settings.output_dir, log_wait)

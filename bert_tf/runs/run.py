@@ -68,7 +68,9 @@ _TASK_KINDS: dict[str, type] = {
     "label_column": str,
     "negatives_column": str,
 }
-_TRAIN_FIELDS = {*_TRAIN_KINDS, "data", "vocabulary_sha256", "tokenizer_tables_sha256"}
+_TRAIN_FIELDS = {
+    *(*_TRAIN_KINDS, "data", "masks", "vocabulary_sha256", "tokenizer_tables_sha256"),
+}
 
 
 @dataclasses.dataclass(eq=False)

@@ -394,9 +394,9 @@ def test_changed_flags_and_other_shards_are_rejected(directories, tmp_path):
     assert "resuming at step 1 of 2" in said
 
 
-def start_run(settings):
+def start_run(settings, **record):
     """Create a run that has the checkpoint of a variable, which is no model."""
-    config, record = BertConfig.load(settings.config), {"settings": settings.recorded()}
+    config, record = BertConfig.load(settings.config), {"settings": settings.recorded(), **record}
     run = Run.create(settings.output_dir, config, Vocabulary(ENTRIES), record)
     run.checkpoints.save(3, {"a": tf.Variable(1.0)})
     return run
@@ -408,6 +408,22 @@ def test_a_changed_configuration_is_rejected(directories, tmp_path):
     run = start_run(settings)
     path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": "gelu"}))
     with pytest.raises(UserError, match=f"--config={path}: has changed since {run.path} was"):
+        recipe.pretrain(settings)
+
+
+def test_other_masks_of_the_same_records_are_rejected(directories, tmp_path):
+    directory = write_shards(tmp_path / "words", masking="dynamic", whole_word_mask=True)
+    given, other = map(Manifest.load, (directories["dynamic"], directory))
+    assert given.sha256 == other.sha256 and given.masks == {**other.masks, "whole_word_mask": False}
+    assert Manifest.load(directories["shards"]).masks is None
+    settings = settings_of(directories, tmp_path / "run", ("dynamic",), precision="float32")
+    run = start_run(settings, data=[given.sha256], masks=[given.masks])
+    with pytest.raises(UserError, match="--shards, --eval_shards: differ from those"):
+        recipe.pretrain(dataclasses.replace(settings, shards=(str(directory),)))
+    # Runs without a record of the masks are resumed, up to the variables of the checkpoint.
+    del run.train["masks"]
+    files.atomic_write_json(run.file("train.json"), run.train)
+    with pytest.raises(UserError, match="none of the 1 checkpoints"):
         recipe.pretrain(settings)
 
 
