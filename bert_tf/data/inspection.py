@@ -59,7 +59,7 @@ class ShardStatistics:
         yield f"full examples          {np.mean(lengths == max_seq_length):.2%}"
         yield _deciles("tokens per example", lengths)
         yield _deciles("tokens of segment A", lengths - lengths_b - 2)
-        yield _deciles("tokens of segment B", lengths_b - 1)
+        yield _deciles("tokens of segment B", np.maximum(lengths_b - 1, 0))
         yield f"random next            {self.random_next / len(lengths):.2%}"
         if not self.predictions:
             yield "predicted tokens       none: dynamic masking"

@@ -341,6 +341,16 @@ def test_inspection_counts_examples_and_features(shards, copy, monkeypatch):
         inspection.inspect(Manifest.load(copy), Vocabulary(ENTRIES))
 
 
+def test_an_example_may_have_no_segment_b():
+    ids = np.array([[2, 7, 8, 3]])
+    statistics = inspection.ShardStatistics(mask_id=4)
+    features = {"input_ids": ids, "input_mask": ids * 0 + 1, "segment_ids": ids * 0}
+    statistics.add({**features, "next_sentence_labels": np.zeros((1, 1), np.int64)})
+    lines = list(statistics.lines(4))
+    assert "tokens of segment A    mean 2.00; min 2, 10% 2, median 2, 90% 2, max 2" in lines
+    assert "tokens of segment B    mean 0.00; min 0, 10% 0, median 0, 90% 0, max 0" in lines
+
+
 @pytest.mark.parametrize("kept", [1.0, 0.5])
 def test_inspection_names_the_shard_of_a_damaged_record(copy, monkeypatch, kept):
     """Without the digests, the reader finds the damage: at the start of a shard and inside it."""
