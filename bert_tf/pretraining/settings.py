@@ -51,7 +51,10 @@ class PretrainSettings:
         "weight decay, except for biases and LayerNorm", 0.01, bounds={">=": 0}
     )
     bias_correction: bool = flag("Adam's bias correction (the released code has none)", False)
-    seed: int = flag("random seed of initialization, data order and dropout", 0, bounds={">=": 0})
+    # The dropout seed keeps this number in its lower 32 bits.
+    seed: int = flag(
+        "random seed of initialization, data order and dropout", 0, bounds={">=": 0, "<": 1 << 32}
+    )
     strategy: str = flag(
         "one device; one replica per local GPU; the processes in TF_CONFIG; or one replica per "
         "TPU core",
@@ -87,9 +90,6 @@ class PretrainSettings:
         if sum(map(bool, (self.model_size, self.config, self.init_from))) != 1:
             raise UserError("--model_size, --config, --init_from: expected exactly one of them")
         check_bounds(self)
-        # The dropout seed keeps this number in its lower 32 bits.
-        if self.seed >= 2**32:
-            raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
         # A single phase may use --num_train_steps instead.
         if len(self.phase_steps or self.shards[:1]) != len(self.shards):
             raise UserError(
