@@ -42,6 +42,7 @@ from bert_tf.train.distribution import (
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
 from bert_tf.train.shared_files import open_run
+from bert_tf.train.signals import Interrupted
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.name_map import HEADS
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
@@ -494,8 +495,11 @@ def dry_run(
                 "dry_run": False,
             }
         )
-        pretrain(small, log)
-        pretrain(small, log)  # Resumes a finished run.
+        try:
+            pretrain(small, log)
+            pretrain(small, log)  # Resumes a finished run.
+        except Interrupted as error:
+            raise Interrupted("dry run: stopped; nothing was kept", error.signum) from None
     log("dry run: all stages completed; nothing was kept")
     for line in _estimate(settings, config, [data.manifest for data in phases]):
         log(line)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -182,6 +183,16 @@ def test_an_embedding_table_may_have_more_rows_than_the_vocabulary(directories, 
     )
 
 
+def dry_settings(directories, tmp_path, **changes):
+    values = {
+        "shards": (str(directories["shards"]),),
+        "output_dir": str(tmp_path / "run"),
+        "dry_run": True,
+        "device": "a100",
+    }
+    return PretrainCommandSettings(**{**values, **changes})
+
+
 @pytest.mark.parametrize("is_given", [True, False])
 def test_a_dry_run_accepts_a_table_with_more_rows(directories, tmp_path, monkeypatch, is_given):
     config = dataclasses.replace(BertConfig.load(directories["config"]), vocab_size=64)
@@ -193,13 +204,7 @@ def test_a_dry_run_accepts_a_table_with_more_rows(directories, tmp_path, monkeyp
     else:
         files.atomic_write_json(tmp_path / "config.json", config.to_dict())
         model = {"config": str(tmp_path / "config.json")}
-    settings = PretrainCommandSettings(
-        shards=(str(directories["shards"]),),
-        output_dir=str(tmp_path / "run"),
-        dry_run=True,
-        device="a100",
-        **model,
-    )
+    settings = dry_settings(directories, tmp_path, **model)
     found = [recipe._inputs(settings)]
     monkeypatch.setattr(recipe, "pretrain", lambda toy, log: found.append(recipe._inputs(toy)))
     recipe.dry_run(settings)
@@ -361,6 +366,7 @@ def test_a_run_can_be_on_a_file_system_of_tensorflow(directories, tmp_path, monk
         ({"phase_steps": ("5",)}, "--num_train_steps=8: --phase_steps=5 are 5 steps in total"),
         ({"gradient_accumulation_steps": 5}, "expected a multiple of 1 replicas"),
         ({"steps_per_execution": 0}, "--steps_per_execution=0: expected an integer >= 1"),
+        ({"seed": 1 << 32}, "--seed=4294967296: expected an integer >= 0 and < 4294967296"),
         ({"save_every": 0}, "--save_every=0: expected an integer >= 1"),
         ({"learning_rate": 0.0}, "--learning_rate=0.0: expected a number > 0"),
         ({"config": "nowhere.json"}, "^nowhere.json: no such file"),
@@ -474,14 +480,7 @@ def test_another_number_of_steps_is_logged_with_its_rates_and_recorded_once(dire
 
 
 def test_a_training_that_ends_in_the_warmup_is_reported(directories, tmp_path, monkeypatch):
-    settings = PretrainCommandSettings(
-        shards=(str(directories["shards"]),),
-        output_dir=str(tmp_path / "run"),
-        model_size="tiny",
-        num_train_steps=800,
-        dry_run=True,
-        device="a100",
-    )
+    settings = dry_settings(directories, tmp_path, model_size="tiny", num_train_steps=800)
     toys, said = [], []
     monkeypatch.setattr(recipe, "pretrain", lambda settings, log: toys.append(settings))
     recipe.dry_run(settings, said.append)
@@ -530,16 +529,7 @@ def test_a_dry_run_finds_shards_that_do_not_fit_the_model(directories, tmp_path,
     long = write_shards(tmp_path / "long", max_seq_length=48)
     said, longest = [], write_shards(tmp_path / "longest", max_seq_length=600)
     for changes in ({"shards": (str(longest),)}, {"eval_shards": str(longest)}):
-        settings = PretrainCommandSettings(
-            **{
-                "shards": (str(directories["shards"]),),
-                "output_dir": str(tmp_path / "run"),
-                "model_size": "tiny",
-                "dry_run": True,
-                "device": "a100",
-                **changes,
-            }
-        )
+        settings = dry_settings(directories, tmp_path, model_size="tiny", **changes)
         with pytest.raises(UserError, match="max_seq_length=600 .*512"):
             recipe.dry_run(settings)
     # Held-out examples may be longer.
@@ -548,22 +538,24 @@ def test_a_dry_run_finds_shards_that_do_not_fit_the_model(directories, tmp_path,
     assert "all stages completed" in said[0]
 
 
+def test_a_dry_run_that_is_stopped_keeps_nothing(directories, tmp_path, monkeypatch):
+    def stop(settings, log):
+        raise Interrupted(f"stopped and saved in {settings.output_dir}", signal.SIGTERM)
+
+    monkeypatch.setattr(recipe, "pretrain", stop)
+    with pytest.raises(Interrupted, match="^dry run: stopped; nothing was kept$") as caught:
+        recipe.dry_run(dry_settings(directories, tmp_path, model_size="tiny"))
+    assert caught.value.signum == signal.SIGTERM
+
+
 @pytest.mark.parametrize(("strategy", "device"), [("tpu", "tpu-v4"), ("multi_worker", "a100")])
 def test_a_dry_run_needs_none_of_the_devices_of_its_estimate(
     directories, tmp_path, monkeypatch, strategy, device
 ):
     toys, said = [], []
     monkeypatch.setattr(recipe, "pretrain", lambda settings, log: toys.append(settings))
-    settings = PretrainCommandSettings(
-        shards=(str(directories["shards"]),),
-        output_dir=str(tmp_path / "run"),
-        model_size="tiny",
-        strategy=strategy,
-        global_batch_size=48,
-        device=device,
-        devices=16,
-        dry_run=True,
-    )
+    changes = {"strategy": strategy, "device": device, "devices": 16, "global_batch_size": 48}
+    settings = dry_settings(directories, tmp_path, model_size="tiny", **changes)
     recipe.dry_run(settings, said.append)
     assert [(toy.strategy, toy.global_batch_size) for toy in toys] == [("none", 8)] * 2
     assert "all stages completed" in said[0] and any("device-hours" in line for line in said)
