@@ -70,6 +70,11 @@ class RunCheckpoint:
             task, tuned = task_at(run, step), tuned_at(run, step)
         return cls(run, task, run.checkpoints.path(step), tuned)
 
+    @property
+    def origin(self) -> str:
+        """Origin of weights that are read from it, as in train.json."""
+        return f"run {self.path}"
+
     def read(self) -> dict[str, np.ndarray]:
         """Return the tensors by name, checked before a network of their size is built.
 

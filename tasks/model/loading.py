@@ -42,13 +42,13 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         _import_class(path)
         return keras.saving.load_model(path)
     source = RunCheckpoint.open(os.fspath(path), checkpoint)
-    weights, train = source.read(), source.run.train
+    weights = source.read()
     source = dataclasses.replace(source, task=source.task.for_weights(weights))
     model = model_class(source.task)(
         source.task,
         source.run.config,
         source.run.vocabulary,
-        record={name: train[name] for name in ("origin",) if name in train},
+        record={"origin": source.origin},
         has_new_head=False,
     )
     source.assign(weights, model.network)

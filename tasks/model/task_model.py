@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import threading
 import types
 import warnings
@@ -80,7 +81,9 @@ _COMMON_OPTIONS = (
     *("max_seq_length", "seed", "dtype", "do_lower_case", "frozen_layers", "keep_head"),
 )
 _DTYPES = tuple(dict.fromkeys(DTYPE_POLICIES.values()))  # Weights and outputs are float32.
-_TRAINED, _LOADED = ", trained with fit", ", loaded weights"
+_TRAINED, _LOADED, _UNFINISHED = ", trained with fit", ", loaded weights", ", unfinished"
+# The origin of weights as `load_model` or `train` left them.
+_OF_RUN = re.compile(rf"run (?P<path>.+?)(/checkpoints/step-\d+|(?P<unfinished>{_UNFINISHED}))")
 _UNSUPPORTED = {
     "sample_weight": WEIGHTS_UNSUPPORTED,
     "callbacks": "expected with token ids only, since strings are not read batch by batch",
@@ -134,7 +137,6 @@ class TaskModel(EncoderModel):
     _step: Any = None
     _loss_means: Any = None
     _compile_arguments: Any = None
-    _unfinished: str | None = None  # Run directory of a `train` that has failed.
 
     def __init__(
         self,
@@ -1143,29 +1145,19 @@ class TaskModel(EncoderModel):
             raise UserError("patience: requires dev")
         with Run.writing(output_dir, is_chief(strategy)):
             run = training.open_run()
-            if not run and self._unfinished:
-                raise UserError(
-                    f"the model holds weights of an unfinished train in {self._unfinished}; create "
-                    "it again"
-                )
-            record = self._record_for(output_dir)
-            if run and not self._has_started(run, record):
-                raise UserError(
-                    f"{run.path}: was started with another model; choose a new output_dir"
-                )
-            self.preprocessor.task = task
-            if chosen.frozen_layers not in (None, self.frozen_layers):
-                self.freeze(chosen.frozen_layers)
-            try:
-                run = training.train(self.serving.pipeline, record, self.has_new_head, run)
-            except BaseException:
-                if Run.exists(output_dir):  # Created once everything is checked.
-                    self._unfinished = os.fspath(output_dir)
-                raise
+            self._check_start(run)
+
+            def begin():
+                self.preprocessor.task, self.has_new_head = task, False
+                self.record["origin"] = f"run {training.output_dir}{_UNFINISHED}"
+                if chosen.frozen_layers != self.frozen_layers:
+                    self.freeze(chosen.frozen_layers)
+
+            run = training.train(self.serving.pipeline, self.record, self.has_new_head, run, begin)
             source = training.open_best(run)
         source.assign(source.read(), self.network)
         self.preprocessor.task, self.source = source.task, source
-        self.has_new_head, self._unfinished = False, None
+        self.record["origin"] = source.origin
         return self
 
     def _training_settings(self, given):
@@ -1189,23 +1181,20 @@ class TaskModel(EncoderModel):
             )
         return settings
 
-    def _record_for(self, output_dir):
-        """Return what a run that `train` creates records about the weights that it starts with."""
-        source = self.source
-        if (
-            source is None
-            or os.path.abspath(source.run.path) == os.path.abspath(output_dir)  # It is finished.
-            or not source.is_that_of(self.task, self.network)
+    def _check_start(self, run):
+        """Raise UserError unless `train` starts a run, or resumes `run`, with these weights."""
+        own = _OF_RUN.fullmatch(self._origin)
+        is_own = run and own and os.path.abspath(own["path"]) == os.path.abspath(run.path)
+        if own and own["unfinished"] and not is_own:
+            raise UserError(
+                f"the model holds weights of an unfinished train in {own['path']}; create it again"
+            )
+        if run and not (
+            (is_own or run.train.get("origin") == self.record.get("origin"))
+            and run.config == self.config
+            and run.vocabulary.sha256 == self.vocabulary.sha256
         ):
-            return self.record
-        return {**self.record, "origin": f"run {source.path}"}
-
-    def _has_started(self, run, record):
-        """Whether a run was created by training a model of the same weights."""
-        origins = run.train.get("origin"), record.get("origin")
-        return run.config == self.config and (
-            run.vocabulary.sha256 == self.vocabulary.sha256 and origins[0] == origins[1]
-        )
+            raise UserError(f"{run.path}: was started with another model; choose a new output_dir")
 
     def freeze(self, num_layers: int | None) -> None:
         """Exclude the embeddings and the lowest `num_layers` encoder layers from training.
@@ -1344,7 +1333,7 @@ class TaskModel(EncoderModel):
         """Record that weights were loaded, which has changed these variables of the head."""
         if changed:
             self.has_new_head = False
-        self.preprocessor.task, self._unfinished = self.task.with_tuned({}), None
+        self.preprocessor.task = self.task.with_tuned({})
         self.record["origin"] = self._origin.removesuffix(_LOADED) + _LOADED
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:

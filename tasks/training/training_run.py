@@ -128,6 +128,7 @@ class TrainingRun:
         record: Mapping[str, Any],
         has_new_head: bool,
         run: Run | None,
+        begin: Callable[[], None] = lambda: None,
     ) -> Run:
         """Train, then tune the task with the best checkpoint; return the open run.
 
@@ -136,6 +137,8 @@ class TrainingRun:
             record: What train.json records about the origin of the model's weights.
             has_new_head: Whether the head is initialized from the training examples.
             run: Result of `open_run`.
+            begin: Called once everything is checked, before the weights change. It may freeze
+                layers.
 
         Raises:
             Interrupted: After Ctrl-C or SIGTERM; the state is saved.
@@ -152,27 +155,12 @@ class TrainingRun:
         num_samples = len(encoded) + sum(map(len, unlabelled))
         steps_per_epoch = math.ceil(num_samples / settings.global_batch_size)
         num_train_steps = steps_per_epoch * settings.epochs
-        with strategy.scope():
-            schedule = WarmupLinearDecay(
-                settings.learning_rate,
-                num_train_steps,
-                int(settings.warmup_proportion * num_train_steps),
-                continuous=settings.schedule == "continuous",
-            )
-            optimizer = AdamW(
-                schedule,
-                settings.weight_decay_rate,
-                bias_correction=settings.bias_correction,
-                layer_decay=settings.layer_decay,
-                scales_loss=settings.precision == "float16",
-            )
-            optimizer.build(model.trainable_variables)
-
         if run and from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
             checkpoints = run.checkpoints
             best = from_chief(strategy, checkpoints.best_or_latest_step)
             newest = from_chief(strategy, lambda: checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
+            begin()
             if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
                 self._plot(run, evaluator, encoded_devs[:1], best)
             return run
@@ -202,6 +190,22 @@ class TrainingRun:
             f"{settings.global_batch_size} samples on {replicas} replica{'s' * (replicas > 1)}"
         )
         log(compilation.describe(settings.precision, self.is_compiled))
+        begin()
+        with strategy.scope():
+            schedule = WarmupLinearDecay(
+                settings.learning_rate,
+                num_train_steps,
+                int(settings.warmup_proportion * num_train_steps),
+                continuous=settings.schedule == "continuous",
+            )
+            optimizer = AdamW(
+                schedule,
+                settings.weight_decay_rate,
+                bias_correction=settings.bias_correction,
+                layer_decay=settings.layer_decay,
+                scales_loss=settings.precision == "float16",
+            )
+            optimizer.build(model.trainable_variables)
 
         # Train; the best checkpoint is selected by the first dev data.
         def evaluate():

@@ -15,6 +15,7 @@ from bert_tf.text.encoder_inputs import to_flat
 from tasks import TextClassifier, load_model, read_examples
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import finetune
+from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.model.labelled_rows import examples_of
 from tests import small
 
@@ -207,18 +208,63 @@ def test_other_weights_or_values_are_not_those_of_the_checkpoint(create, tmp_pat
     assert loaded.source.is_that_of(model.task, loaded.network)
 
 
+def interrupt(line):
+    if line.startswith("step 4/4"):  # The latest checkpoint is that of step 2.
+        raise ZeroDivisionError
+
+
 @pytest.mark.medium
 def test_a_model_of_an_unfinished_train_only_resumes_it(create, tmp_path):
-    def interrupt(line):
-        if line.startswith("step 4/4"):  # The latest checkpoint is that of step 2.
-            raise ZeroDivisionError
-
     model, first, second = create(), tmp_path / "first", tmp_path / "second"
     with pytest.raises(ZeroDivisionError):
         model.train(TEXTS, LABELS, output_dir=first, log=interrupt, **SETTINGS)
-    with pytest.raises(UserError, match="holds weights of an unfinished train in .*first; create"):
-        model.train(TEXTS, LABELS, output_dir=second, **SETTINGS)
+    assert not model.has_new_head
+    model.save(tmp_path / "model.keras")
+    for one in (model, load_model(tmp_path / "model.keras")):
+        with pytest.raises(UserError, match="holds weights of an unfinished train in .*first; cre"):
+            one.train(TEXTS, LABELS, output_dir=second, **SETTINGS)
     assert not second.exists()
+    assert Run.open(model.save_run(second).path).train["origin"] == f"run {first}, unfinished"
     model.train(TEXTS, LABELS, output_dir=first, **SETTINGS)
-    model.train(TEXTS, LABELS, output_dir=second, **SETTINGS)
-    assert Run.open(second).train["origin"] == f"run {Run.open(first).checkpoints.path(4)}"
+    model.train(TEXTS, LABELS, output_dir=tmp_path / "third", **SETTINGS)
+    assert Run.open(tmp_path / "third").train["origin"] == f"run {RunCheckpoint.open(first).path}"
+
+
+@pytest.mark.medium
+def test_the_same_call_resumes_a_model_of_another_run(create, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    create(calibrate=True).save_run(first)
+    model = load_model(first).tune(TEXTS, LABELS)
+    with pytest.raises(ZeroDivisionError):
+        model.train(TEXTS, LABELS, output_dir=second, log=interrupt, **SETTINGS)
+    lines = []
+    for _ in range(2):
+        model.train(TEXTS, LABELS, output_dir=second, log=lines.append, **SETTINGS)
+    assert "resuming at step 2 of 4" in lines
+    assert any("finished at step 4, nothing to do" in line for line in lines)
+    assert Run.open(second).train["origin"] == f"run {RunCheckpoint.open(first).path}"
+    model.tune(TEXTS, LABELS)
+    copy = model.save_run(tmp_path / "copy").path
+    assert Run.open(copy).train["origin"] == f"run {RunCheckpoint.open(second).path}"
+
+
+def test_an_error_before_the_first_step_leaves_the_model_as_it_was(create, tmp_path):
+    def fail(line):
+        if "parameters from" in line:
+            raise ZeroDivisionError
+
+    model = create(calibrate=True, frozen_layers=1)
+    tuned = model.preprocessor.task = model.task.with_tuned({"temperature": 2.0})
+    before = json.dumps(model.get_config())
+    with pytest.raises(ZeroDivisionError):
+        model.train(TEXTS, LABELS, output_dir=tmp_path, frozen_layers=0, log=fail, **SETTINGS)
+    assert model.task == tuned and json.dumps(model.get_config()) == before
+
+
+@pytest.mark.medium
+def test_frozen_layers_are_trained_again_on_request(create, tmp_path):
+    model = create(frozen_layers=1)
+    before = model_variables(model.network)["bert/embeddings/word_embeddings"].numpy()
+    model.train(TEXTS, LABELS, output_dir=tmp_path, frozen_layers=None, **SETTINGS)
+    after = model_variables(model.network)["bert/embeddings/word_embeddings"].numpy()
+    assert not np.array_equal(before, after)
