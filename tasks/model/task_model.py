@@ -1089,7 +1089,7 @@ class TaskModel(EncoderModel):
             unlabelled: Rows without labels, which are learned from the teacher alone.
             log: Receives progress lines.
             **settings: Fields of `TrainingSettings`, such as epochs, learning_rate and patience.
-                Seed, frozen layers and precision are those of the model by default.
+                Seed, frozen layers and precision ("auto") are those of the model by default.
 
         Returns:
             The model.
@@ -1170,15 +1170,18 @@ class TaskModel(EncoderModel):
             **{name: of_task[name] for name in of_task.keys() & set(_SETTINGS)},
             "seed": self.seed,
             "frozen_layers": self.frozen_layers,
-            "precision": policy.removeprefix("mixed_"),
         }
-        settings = TrainingSettings(**to_python({**defaults, **given}))
+        precision = given.get("precision", "auto")
+        if precision == "auto":
+            precision = policy.removeprefix("mixed_")
+        settings = TrainingSettings(**to_python({**defaults, **given, "precision": precision}))
         settings.check_fits(self.config, self.record.get("origin", "the model"))
-        if use_precision(settings.precision) != policy:
+        if DTYPE_POLICIES[settings.precision] != policy:
             raise UserError(
                 f"precision={settings.precision!r}: does not fit a model with dtype={policy!r}; "
                 "pass dtype to from_pretrained instead"
             )
+        use_precision(settings.precision)
         return settings
 
     def _check_start(self, run):

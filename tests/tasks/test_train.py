@@ -155,6 +155,10 @@ def test_a_wrong_setting_is_one_line_and_leaves_no_directory(create, tmp_path, s
     assert not (tmp_path / "run").exists()
 
 
+def test_the_precision_is_that_of_the_model(create):
+    assert create()._training_settings({"precision": "auto"}).precision == "float32"
+
+
 def test_only_strings_are_accepted(create, tmp_path):
     ids = {"input_ids": np.zeros((1, 3), np.int32)}
     with pytest.raises(UserError, match="^x: expected strings, received token ids; use fit"):
