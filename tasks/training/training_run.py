@@ -161,8 +161,7 @@ class TrainingRun:
             newest = from_chief(strategy, lambda: checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
             begin()
-            if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
-                self._plot(run, evaluator, encoded_devs[:1], best)
+            self._plot(run, evaluator, encoded_devs[:1])  # It may have been killed before.
             return run
         distilled = None
         losses: dict[str, Any] = {"losses": task.losses}
@@ -237,7 +236,7 @@ class TrainingRun:
         best = from_chief(strategy, run.checkpoints.best_or_latest_step)
         if encoded_devs:
             self._finish(run, evaluator, encoded_devs, best)
-        self._plot(run, evaluator, encoded_devs[:1], best)
+        self._plot(run, evaluator, encoded_devs[:1])
         barrier(strategy)
         log(f"finished: {run.path}, best checkpoint step {best}")
         return run
@@ -304,7 +303,7 @@ class TrainingRun:
         """Tune the task on dev with the best checkpoint, save the values, and log the metrics."""
         task, name, log = self.task, self.names[1], self.log
         if task.tunable_fields:
-            self._load(run, best, evaluator.model)
+            self._assign_best(run, evaluator.model)
             outputs = [evaluator.outputs(dev) for dev in devs]
             warnings = task.tuning_warnings(devs[0], outputs[0])
             task = task.tune(devs[0], outputs[0])
@@ -338,7 +337,7 @@ class TrainingRun:
         if warning:
             log(f"warning: {warning}")
 
-    def _plot(self, run, evaluator, devs, best):
+    def _plot(self, run, evaluator, devs):
         """Write the plots of the best checkpoint on the first dev file, if there is one."""
         # All workers take part in an evaluation, or none.
         if from_chief(self.strategy, lambda: plots.are_complete(run)):
@@ -348,23 +347,18 @@ class TrainingRun:
             return
         found = {}
         for dev in devs:
-            self._load(run, best, evaluator.model)
+            task = self._assign_best(run, evaluator.model)
             outputs = evaluator.outputs(dev)
             if is_chief(self.strategy):
-                found = task_at(run, best).plots(dev, outputs)
+                found = task.plots(dev, outputs)
         if is_chief(self.strategy):
             self.log(f"plots: {plots.write(run, found)}")
 
-    def _load(self, run, step, model):
-        """Load a checkpoint; after training, the model holds the weights of the last step."""
-        directory, names = run.checkpoints.path(step), checkpoints.CHECKPOINT_FILES
-        wait_for_files(self.strategy, directory, names, self.log_wait)
-        checkpoints.assign(
-            checkpoints.model_variables(model),
-            checkpoints.read(directory),
-            directory,
-            ignore=checkpoints.OPTIMIZER_STATE,
-        )
+    def _assign_best(self, run, model):
+        """Assign the best weights, since training ends with the last ones; return their task."""
+        source = self.open_best(run)
+        source.assign(source.read(), model)
+        return source.task
 
 
 def digests_of(names: Sequence[str], examples: Sequence[Examples]) -> dict[str, str]:
