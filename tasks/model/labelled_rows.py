@@ -20,8 +20,6 @@ from tasks.data.examples import Examples
 from tasks.data.readers.memory import as_list, jsonable, without_axis
 from tasks.data.readers.rows import raise_bad_rows
 
-WEIGHTS_UNSUPPORTED = "expected none in an evaluation, whose metrics count every row once"
-
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
@@ -193,7 +191,9 @@ def evaluation_examples(task: Task, data: Any) -> Examples:
 def unweighted(examples: Examples) -> Examples:
     """Return the rows of an evaluation; raises UserError if they have weights other than 1."""
     if any(weight != 1 for weight in examples.weights):
-        raise UserError(f"sample_weight: {WEIGHTS_UNSUPPORTED}")
+        raise UserError(
+            "sample_weight: expected none in an evaluation, whose metrics count every row once"
+        )
     return examples
 
 

@@ -59,7 +59,6 @@ from tasks.graph.preprocessor import Preprocessor
 from tasks.graph.run_checkpoint import PRETRAINED, RunCheckpoint
 from tasks.model import keras_names, streaming
 from tasks.model.labelled_rows import (
-    WEIGHTS_UNSUPPORTED,
     check_dataset,
     class_factors,
     column_of,
@@ -84,10 +83,6 @@ _DTYPES = tuple(dict.fromkeys(DTYPE_POLICIES.values()))  # Weights and outputs a
 _TRAINED, _LOADED, _UNFINISHED = ", trained with fit", ", loaded weights", ", unfinished"
 # The origin of weights as `load_model` or `train` left them.
 _OF_RUN = re.compile(rf"run (?P<path>.+?)(/checkpoints/step-\d+|(?P<unfinished>{_UNFINISHED}))")
-_UNSUPPORTED = {
-    "sample_weight": WEIGHTS_UNSUPPORTED,
-    "callbacks": "expected with token ids only, since strings are not read batch by batch",
-}
 _NO_PARTS = (
     "gradient_accumulation_steps: expected rows in memory; call train, or compile without it"
 )
@@ -386,7 +381,7 @@ class TaskModel(EncoderModel):
         """Return strings by input name, and the rows per call; arguments as of `predict`."""
         batch_size = ROWS_PER_CALL if batch_size is None else batch_size
         x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
-        _check_none(callbacks=callbacks)
+        _check_no_callbacks(callbacks)
         return self._columns(x), batch_size
 
     @argument_names()
@@ -976,7 +971,7 @@ class TaskModel(EncoderModel):
             y: Labels, see `fit`.
             batch_size: Sequences per step and replica; by default 64.
             verbose: As in Keras for token ids; nothing is printed for strings.
-            sample_weight: As in Keras, for token ids only: metrics count every row once.
+            sample_weight: As in Keras for token ids; for strings 1, as metrics count each row once.
             steps: Batches of a dataset that are read; by default all.
             callbacks: As in Keras, for token ids only.
             return_dict: False returns a list, for token ids only.
@@ -993,24 +988,25 @@ class TaskModel(EncoderModel):
                 _use_cached_eval_dataset=_use_cached_eval_dataset,
             )
         x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
-        _check_none(sample_weight=sample_weight, callbacks=callbacks)
+        _check_no_callbacks(callbacks)
         if not return_dict:
             raise UserError("return_dict=False: expected True, since metrics have names")
-        return self.evaluator(batch_size).metrics(self.encode(x, y))
+        return self.evaluator(batch_size).metrics(self.encode(x, y, sample_weight))
 
-    def encode(self, x: Any, y: Any = None) -> EncodedExamples:
+    def encode(self, x: Any, y: Any = None, sample_weight: Any = None) -> EncodedExamples:
         """Tokenize labelled rows for evaluation.
 
         Args:
             x: Rows, see `fit`; or rows that are tokenized already.
             y: Labels, see `fit`.
+            sample_weight: 1 per row, since metrics count every row once.
 
         Raises:
             UserError: If rows and labels differ in number, or a label does not fit the task.
         """
         if isinstance(x, EncodedExamples):
             return x
-        return self._encode(unweighted(examples_of(self.task, x, y)))
+        return self._encode(unweighted(examples_of(self.task, x, y, sample_weight)))
 
     def _encode(self, examples):
         is_compiled = self._is_compiled
@@ -1379,11 +1375,12 @@ def _check_token_ids(x, method, other):
         raise UserError(f"{method}: expected token ids; call {other} with strings")
 
 
-def _check_none(**arguments):
-    """Raise UserError at the first argument of Keras that rows of strings do not support."""
-    for name, value in arguments.items():
-        if value is not None and value != []:
-            raise UserError(f"{name}: {_UNSUPPORTED[name]}")
+def _check_no_callbacks(callbacks):
+    """Raise UserError for callbacks of Keras, which rows of strings do not support."""
+    if callbacks:
+        raise UserError(
+            "callbacks: expected with token ids only, since strings are not read batch by batch"
+        )
 
 
 def _with_class_weights(factors_C, x, y, weights=None):

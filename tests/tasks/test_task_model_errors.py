@@ -177,7 +177,7 @@ def test_wrong_batch_sizes_of_other_methods(model):
 
 def test_arguments_of_keras_that_strings_do_not_support(model):
     weights = "sample_weight: expected none in an evaluation, whose metrics count every row once"
-    check(weights, model.evaluate, ROWS, NAMES, sample_weight=[1.0] * 9)
+    check(weights, model.evaluate, ROWS, NAMES, sample_weight=np.full(9, 2.0))
     weighted = tf.data.Dataset.from_tensor_slices((ROWS, NAMES, [2.0] * 9)).batch(4)
     check(weights, model.evaluate, weighted)
     check("callbacks: expected with token ids only", model.evaluate, ROWS, NAMES, callbacks=[1])
