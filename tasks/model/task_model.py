@@ -19,7 +19,7 @@ import re
 import threading
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar, Self
 
@@ -702,6 +702,9 @@ class TaskModel(EncoderModel):
                 x = x.take(steps_per_epoch * epochs)
         size_of_dev = 64 if validation_batch_size is None else validation_batch_size
         size_of_dev = positive("validation_batch_size", size_of_dev)
+        validation_freq = to_python(validation_freq)
+        if isinstance(validation_freq, str) or not isinstance(validation_freq, Container):
+            validation_freq = positive("validation_freq", validation_freq)
         dev = first_step = encoded = None
         if validation_data is not None:
             validation_data = first_batches(validation_data, validation_steps, "validation_steps")

@@ -49,7 +49,7 @@ def test_options_and_arguments(huggingface_dir, tmp_path):
     )
     model.compile(learning_rate=FLOAT(1e-3), warmup_proportion=FLOAT(0.5), layer_decay=FLOAT(1))
     arguments = {"epochs": INTEGER(1), "batch_size": np.uint8(8), "validation_split": FLOAT(0.25)}
-    model.fit(ROWS, NAMES, verbose=0, **arguments)
+    model.fit(ROWS, NAMES, verbose=0, validation_freq=INTEGER(1), **arguments)
     model.freeze(INTEGER(2))
     model.save_run(tmp_path / "run")
     model.save(tmp_path / "model.keras")
