@@ -426,6 +426,7 @@ class TaskModel(EncoderModel):
 
     # Training.
 
+    @argument_names()
     def compile(
         self,
         optimizer: Any = "auto",
@@ -453,7 +454,8 @@ class TaskModel(EncoderModel):
             weighted_metrics: Keras metrics that do not, weighted as the loss. "auto" is the
                 accuracy, if the task has one.
             learning_rate: Peak learning rate; by default that of the task type (5e-5; ranking 2e-5;
-                anomaly 3e-3).
+                anomaly 3e-3). Another schedule than those below is part of the optimizer, as in
+                AdamW(schedule).
             warmup_proportion: Fraction of the steps of a `fit` used for warmup.
             schedule: Linear decay, "released" (google-research/bert) or "continuous" (Hugging
                 Face).
@@ -470,12 +472,13 @@ class TaskModel(EncoderModel):
             UserError: If an argument is wrong, or does not fit the task.
         """
         self._check_scope("compile")
-        if schedule not in ("released", "continuous"):
-            raise UserError(f"schedule={schedule!r}: expected released or continuous")
-        if not 0 <= warmup_proportion < 1:
-            raise UserError(
-                f"warmup_proportion={warmup_proportion}: expected a number >= 0 and < 1"
-            )
+        of_auto: dict[str, Any] = {
+            "learning_rate": learning_rate,
+            "warmup_proportion": warmup_proportion,
+            "schedule": schedule,
+            "layer_decay": layer_decay,
+        }
+        settings = TrainingSettings(**to_python(of_auto))
         if optimizer != "auto" and learning_rate is not None:
             raise UserError(
                 "learning_rate: expected with optimizer='auto' only; set it in the given optimizer"
@@ -483,12 +486,11 @@ class TaskModel(EncoderModel):
         keras_names.check_outputs(self.task, loss_weights=kwargs.get("loss_weights"))
         with self.distribute_strategy.scope():
             if optimizer == "auto":
-                if learning_rate is None:
-                    learning_rate = self.fit_defaults["learning_rate"]
+                peak = settings.learning_rate or self.fit_defaults["learning_rate"]
                 is_continuous = schedule == "continuous"
                 optimizer = AdamW(
-                    FitSchedule(learning_rate, warmup_proportion, is_continuous),
-                    layer_decay=layer_decay,
+                    FitSchedule(peak, settings.warmup_proportion, is_continuous),
+                    layer_decay=settings.layer_decay,
                     scales_loss=self.dtype_policy.name == "mixed_float16",
                 )
             of_outputs = keras_names.compile_arguments(self.task, loss, metrics, weighted_metrics)

@@ -265,8 +265,14 @@ def test_unknown_options_are_named_with_those_that_exist(weights):
 
 
 def test_wrong_arguments_of_compile(model):
-    check("schedule='cosine': expected released or continuous", model.compile, schedule="cosine")
-    check("warmup_proportion=2", model.compile, warmup_proportion=2)
+    for name, value, expected in (
+        ("schedule", "cosine", "one of released, continuous"),
+        ("warmup_proportion", 2, "a number >= 0 and < 1"),
+        ("learning_rate", keras.optimizers.schedules.CosineDecay(2e-5, 9), "a number"),
+        ("learning_rate", -1.0, "a number > 0"),
+        ("layer_decay", 1.5, "a number > 0 and <= 1"),
+    ):
+        check(f"{name}={value!r:.80}: expected {expected}", model.compile, **{name: value})
     check("learning_rate: expected with optimizer='auto'", model.compile, "adam", learning_rate=1)
     check("loss_weights: 'logits' is no output", model.compile, loss_weights={"logits": 2.0})
 
