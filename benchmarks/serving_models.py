@@ -93,7 +93,7 @@ def write(directory, counts, programs, model_size, precision):
 def random_model(directory, config, vocabulary):
     """Write a run of a model with random weights, and return the model."""
     task = ClassificationTask(labels=LABELS, max_seq_length=MAX_LENGTH)
-    classifier = TextClassifier(task, config, vocabulary)
+    classifier = TextClassifier(task, config, vocabulary, has_new_head=False)
     rng, scale = np.random.default_rng(SEED), SCALE / config.hidden_size**0.5
     for variable in classifier.network.trainable_variables:
         mean = float(variable.path.endswith("gamma"))

@@ -12,7 +12,6 @@ import os
 import pathlib
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
@@ -29,7 +28,7 @@ from export.package import version_files
 from tasks.graph.pipeline import Pipeline
 from tasks.graph.published import MAX_VERSION, version_directories
 from tasks.model.loading import load_model
-from tasks.model.task_model import TaskModel
+from tasks.model.task_model import TaskModel, warn_of_new_head
 
 _STAGING = ".writing-"  # Followed by the PID of the process, which holds the lock of the versions.
 
@@ -131,11 +130,7 @@ def loaded(
     else:
         model = model_or_run
     if model.has_new_head:
-        warnings.warn(
-            f"{type(model).__name__}: predictions of an untrained head are random; call fit or "
-            "train before an export; after a training loop of your own, set has_new_head = False",
-            stacklevel=5,
-        )
+        warn_of_new_head(model, stacklevel=5)
     # XLA compiles TF32 into the programs of a model that has already predicted.
     uses_tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     is_exact = model.dtype_policy.name == "float32" and not (

@@ -126,7 +126,8 @@ def trained(path, pretrained, task, model):
     """Write a model of a task as a run, and open it."""
     record = {"origin": pretrained.origin_in(model)}
     parts = (task, pretrained.config, pretrained.vocabulary)
-    return load_model(model_class(task)(*parts, network=model, record=record).save_run(path).path)
+    model = model_class(task)(*parts, network=model, record=record, has_new_head=False)
+    return load_model(model.save_run(path).path)
 
 
 def in_order(encoded, batch_size):

@@ -57,6 +57,7 @@ _TRAIN_KINDS: dict[str, type] = {
     "versions": dict,
     "changes": list,
     "origin": str,
+    "has_new_head": bool,
     "threads": int,
     "teacher": dict,
 }

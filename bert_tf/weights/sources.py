@@ -70,6 +70,7 @@ class PretrainedWeights:
         embedder: Fields of task.json of the task type similarity, if the source is an embedder. Its
             dense layers are in `weights`.
         unsupported_embedder: Why the source is an embedder whose vectors cannot be computed here.
+        has_new_head: Whether the head was never trained, as in a run that `save_run` has written.
     """
 
     config: BertConfig
@@ -81,6 +82,7 @@ class PretrainedWeights:
     initialized: tuple[str, ...] = ()
     embedder: dict[str, Any] | None = None
     unsupported_embedder: str | None = None
+    has_new_head: bool = False
 
     @property
     def run_task(self) -> dict[str, Any] | None:
@@ -176,7 +178,7 @@ class PretrainedWeights:
     def save(self, path: str | os.PathLike[str]) -> Run:
         """Write the weights to a new run directory, as its checkpoint of step 0; return the run."""
         with Run.writing(path):
-            train = {"origin": self.origin}
+            train = {"origin": self.origin, "has_new_head": self.has_new_head}
             run = Run.create(path, self.config, self.vocabulary, train, self.run_task)
             run.checkpoints.save(0, self.saved_weights)
         return run
@@ -389,7 +391,10 @@ def _read_run(run, step):
     elif run.task is not None:
         unused = (heads.name_of(run.task["kind"]),)
     return PretrainedWeights(
-        run.config, run.vocabulary, weights, f"run {chosen}", unused, task=task, embedder=embedder
+        *(run.config, run.vocabulary, weights, f"run {chosen}", unused),
+        task=task,
+        embedder=embedder,
+        has_new_head=run.train.get("has_new_head", False),
     )
 
 

@@ -49,7 +49,7 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         source.run.config,
         source.run.vocabulary,
         record={"origin": source.origin},
-        has_new_head=False,
+        has_new_head=source.run.train.get("has_new_head", False),
     )
     source.assign(weights, model.network)
     model.source = source

@@ -272,7 +272,7 @@ class TaskModel(EncoderModel):
             model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
             head = pretrained.head_for(task.to_dict(), keep_head)
             pretrained.assign_to(model.network, head)
-        model.has_new_head = head is None and task.has_head
+        model.has_new_head = (head is None or pretrained.has_new_head) and task.has_head
         model.record["origin"] = pretrained.origin_in(model.network, head)
         return model
 
@@ -394,12 +394,7 @@ class TaskModel(EncoderModel):
     def _warn_if_untrained(self):
         untuned = self.task.untuned_fields
         if self.has_new_head:
-            warnings.warn(
-                f"{type(self).__name__}: predictions of an untrained head are random; call fit or "
-                "train, or load weights with a head; after a training loop of your own, set "
-                "has_new_head = False",
-                stacklevel=4,
-            )
+            warn_of_new_head(self, stacklevel=4)
         elif untuned and self.task.predicts_untuned and not self.task.tunes_without_request:
             warnings.warn(f"{', '.join(untuned)}: never tuned; call tune(x, y)", stacklevel=4)
 
@@ -1345,8 +1340,9 @@ class TaskModel(EncoderModel):
         task = self.task
         # Tuned values belong to the checkpoint.
         values = None if task.kind == PRETRAINED else task.with_tuned({}).to_dict()
+        record = {**self.record, "has_new_head": self.has_new_head}
         with Run.writing(path):
-            run = Run.create(path, self.config, self.vocabulary, self.record, values)
+            run = Run.create(path, self.config, self.vocabulary, record, values)
             run.checkpoints.save(0, self._saved_variables())
             if task.tunable_fields and not task.untuned_fields:
                 tuned = {name: getattr(task, name) for name in task.tunable_fields}
@@ -1406,6 +1402,15 @@ def _dtype_policy(dtype):
     if name not in _DTYPES:
         raise UserError(f"dtype={name!r:.80}: expected {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}")
     return keras.DTypePolicy(name)
+
+
+def warn_of_new_head(model: TaskModel, stacklevel: int) -> None:
+    """Warn that predictions are random; `stacklevel` is as if the caller warned itself."""
+    warnings.warn(
+        f"{type(model).__name__}: predictions of an untrained head are random; call fit or train, "
+        "or load weights with a head; after a training loop of your own, set has_new_head = False",
+        stacklevel=stacklevel + 1,
+    )
 
 
 def _warn_of_other_head(pretrained, task):

@@ -251,8 +251,14 @@ def test_training_continues_with_the_head_it_has(directory, tmp_path):
 
 
 def test_a_new_head_of_a_file_is_still_new(directory, tmp_path):
-    create(directory, prior_bias=True).save(tmp_path / "model.keras")
+    model = create(directory, prior_bias=True)
+    model.save(tmp_path / "model.keras")
+    model.save_run(tmp_path / "run")
     assert load_model(tmp_path / "model.keras").has_new_head
+    assert load_model(tmp_path / "run").has_new_head
+    again = create(tmp_path / "run")
+    assert again.has_new_head
+    np.testing.assert_array_equal(bias_of(again), bias_of(model))
 
 
 def test_a_file_that_a_callback_saves_has_a_trained_head(directory):
