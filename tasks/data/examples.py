@@ -228,6 +228,17 @@ class EncodedExamples:
         longest_S = np.maximum.reduceat(np.append(lengths_W, 0), self.sample_splits[:-1])
         return np.argsort(-longest_S, kind="stable")
 
+    def by_window(self) -> "EncodedExamples":
+        """Return the examples without labels and choices, so that every window is a sample."""
+        return EncodedExamples(
+            self.task,
+            Examples(self.examples.texts, []),
+            self.windows._replace(choice_W=None),
+            self.vocabulary,
+            self.layout,
+            self.static_shape,
+        )
+
     def example_of_sample(self) -> np.ndarray:
         """Return the index of each sample's example, `(S,)`."""
         if self.windows.choice_W is not None:

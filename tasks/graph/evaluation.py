@@ -19,7 +19,10 @@ from bert_tf.train.compilation import compile_with_weights, is_accelerated
 from bert_tf.train.distribution import distribute, gather
 from bert_tf.train.losses import WeightedMean, has_own_divisor, weighted_sum
 from tasks.base.task import Loss, Task
-from tasks.data.examples import EncodedExamples, Inputs
+from tasks.data.examples import Arrays, EncodedExamples, Inputs
+from tasks.graph.heads import on_grid
+
+OnBatch = Callable[[np.ndarray, Arrays], None]
 
 
 class Evaluator:
@@ -53,13 +56,6 @@ class Evaluator:
         metrics, outputs = self._measured(encoded)
         return {**metrics, **self.task.report(encoded, outputs)}
 
-    def outputs(self, encoded: EncodedExamples, reduced: bool = True) -> dict[str, np.ndarray]:
-        """Return the outputs of all samples, `(S, ...)` by name, reduced by `Task.metric_inputs`.
-
-        Outputs per token are padded to the task's max_seq_length with MASKED_SCORE.
-        """
-        return self._collected(encoded, reduced=reduced)
-
     def _measured(self, encoded):
         """Return (metrics and loss, outputs); the loss is without dropout and sample weights."""
         losses = self.task.losses if self.losses is None else self.losses
@@ -74,30 +70,47 @@ class Evaluator:
                 with tf.device("CPU:0"):  # Where the outputs are, while a GPU computes the next.
                     sums[name] += _sum_of(loss, labels, outputs[name], weights)
 
-        outputs = self._collected(encoded, add_losses)
+        outputs = self.outputs(encoded, on_batch=add_losses)
         loss = sum(
             total / max(weight, 1e-12) * self.loss_weights.get(name, 1.0)
             for name, (total, weight) in sums.items()
         )
         return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
 
-    def _collected(self, encoded, on_batch=lambda numbers, outputs: None, reduced=True):
-        """Return what `outputs` does; `on_batch` sees each batch before the reduction."""
+    def outputs(
+        self,
+        encoded: EncodedExamples,
+        reduced: bool = True,
+        on_batch: OnBatch = lambda numbers, outputs: None,
+    ) -> dict[str, np.ndarray]:
+        """Return the outputs of all samples, `(S, ...)` by name.
+
+        Outputs per token are padded to the task's max_seq_length with MASKED_SCORE.
+
+        Args:
+            encoded: The examples.
+            reduced: Whether `Task.metric_inputs` reduces the outputs.
+            on_batch: Receives the sample indices of each batch, and its outputs before they are
+                reduced.
+        """
+        if encoded.windows.choice_W is not None:
+            return self._outputs_on_grid(encoded, reduced, on_batch)
         order = encoded.by_length()
         # Arrays are allocated after the first batch, whose outputs show shapes and dtypes.
-        result, first, not_finite = None, 0, []
+        result: dict[str, np.ndarray] = {}
+        first, not_finite = 0, []
         with Progress(self.log, "samples", len(encoded)) as progress:
             for outputs, is_sample in self._forwarded(encoded, order):
                 outputs = gather(self.strategy, outputs)
                 # The last batch of a replica may end with padding samples, which are dropped here.
                 kept = gather(self.strategy, {"kept": is_sample})["kept"] > 0
-                parts = {name: values[kept] for name, values in outputs.items()}
+                parts: Arrays = {name: values[kept] for name, values in outputs.items()}
                 numbers = order[first : first + int(kept.sum())]
                 not_finite += _not_finite(numbers, parts)
                 on_batch(numbers, parts)
                 if reduced:
                     parts = self.task.metric_inputs(parts)
-                if result is None:
+                if not result:
                     result = {
                         name: np.empty((len(encoded), *values.shape[1:]), values.dtype)
                         for name, values in parts.items()
@@ -114,14 +127,29 @@ class Evaluator:
             )
         return result
 
+    def _outputs_on_grid(self, encoded, reduced, on_batch):
+        """Return `outputs` of lists of texts.
+
+        Texts are evaluated one by one, since a single list may not fit into memory.
+        """
+        windows, of_texts = encoded.windows, self.outputs(encoded.by_window(), reduced=False)
+        with tf.device("CPU:0"):
+            grid_SC = windows.choice_grid(len(encoded), 1 + int(np.max(windows.choice_W)))
+            outputs = {
+                name: on_grid(tf.constant(values), grid_SC, self.model.missing).numpy()
+                for name, values in of_texts.items()
+            }
+        size = self.replica_batch_size * self.strategy.num_replicas_in_sync
+        for numbers in np.split(encoded.by_length(), range(size, len(encoded), size)):
+            on_batch(numbers, {name: values[numbers] for name, values in outputs.items()})
+        return self.task.metric_inputs(outputs) if reduced else outputs
+
     def _forwarded(self, encoded, order):
         """Yield the outputs of each batch, and which of its samples are no padding.
 
         A GPU has the next batch by then, so that it never waits for Python.
         """
-        # A sample may be many windows, such as the texts of a query.
-        most_windows = max(int(np.max(np.diff(encoded.sample_splits))), 1)
-        size = max(self.replica_batch_size * 4 // max(most_windows, 4), 1)
+        size = self.replica_batch_size
         batches = distribute(
             lambda local: encoded.evaluation_batches(order, size, local.total, local.select),
             self.strategy,

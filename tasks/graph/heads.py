@@ -31,6 +31,7 @@ class EncoderModel(keras.Model):
     """
 
     uses_pooler = True
+    missing = MASKED_SCORE  # Output of a missing text, see `on_grid`.
 
     @property
     def trainable_weights(self) -> list[keras.Variable]:
@@ -149,15 +150,16 @@ class ChoiceModel(_Model):
     def call(
         self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> dict[str, tf.Tensor]:
-        """Return the scores `(Q, C)` by the name of the output, MASKED_SCORE for a missing choice.
+        """Return the scores by the name of the output.
 
-        `inputs` also has `windows`, int32 `(Q, C)`: indices of the texts of each question's
-        choices, -1 for a missing choice.
+        If `inputs` also has `windows`, int32 `(Q, C)`, the indices of the texts of each question's
+        choices, -1 for a missing choice, scores are `(Q, C)`, MASKED_SCORE for a missing choice;
+        else they are those of the texts, `(B,)`.
         """
         inputs = dict(inputs)
-        windows_QC = inputs.pop("windows")
+        windows_QC = inputs.pop("windows", None)
         scores_B = self.text_scores(inputs, training, seed)[:, 0]
-        return {self.output_key: on_grid(scores_B, windows_QC)}
+        return {self.output_key: scores_B if windows_QC is None else on_grid(scores_B, windows_QC)}
 
 
 def on_grid(values: tf.Tensor, windows_QC: tf.Tensor, missing: float = MASKED_SCORE) -> tf.Tensor:

@@ -203,14 +203,7 @@ class Pipeline(tf.Module):
         return self.task.encode(texts, tokenize, self.vocabulary)
 
     def _make_token_functions(self):
-        return {"serving_default": self._head_outputs, "embed": self._vectors}
-
-    def _head_outputs(self, inputs):
-        if self.task.INPUT_RANKS:
-            # Chunks may separate the choices of an example, so each is scored alone and put on the
-            # grid afterwards.
-            return {self.model.output_key: self.model.text_scores(inputs)[:, 0]}
-        return self.model(inputs)
+        return {"serving_default": lambda inputs: self.model(inputs), "embed": self._vectors}
 
     def _vectors(self, inputs):
         encoded = self.model.encoder(inputs)
@@ -227,6 +220,7 @@ class Pipeline(tf.Module):
 
     def _outputs(self, windows, texts):
         """Return the model's outputs, `(W, ...)` by name, or `(B, C)` of choices."""
+        # Chunks may separate the choices of an example.
         outputs = self._run_in_chunks("serving_default", windows.packed)
         if windows.choice_W is None:
             return outputs

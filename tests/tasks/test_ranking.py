@@ -254,6 +254,25 @@ def test_layouts_have_equal_losses_and_files_equal_scores(ranker, tmp_path):
     np.testing.assert_allclose(*scores, atol=1e-6)
 
 
+def test_a_query_of_many_texts_is_evaluated_in_parts(ranker, monkeypatch):
+    batches_of, sizes = EncodedExamples.evaluation_batches, []
+
+    def batches(self, *args):
+        found = batches_of(self, *args)
+        sizes.extend(int(tf.size(inputs["row_splits"])) - 1 for inputs, _ in found)
+        return found
+
+    monkeypatch.setattr(EncodedExamples, "evaluation_batches", batches)
+    rows = {"query": ["a bill", "my app"], "texts": [["bill", "", "broken"] * 20, ["app"]]}
+    encoded = EncodedExamples.encode(Examples(rows, []), ranker.serving.pipeline, to_flat)
+    evaluator = Evaluator(ranker.task, ranker.network, tf.distribute.get_strategy(), 16)
+    logits = evaluator.outputs(encoded)["score"]
+    assert sizes == [16, 16, 9]
+    assert logits.shape == (2, 60) and np.all((logits == MASKED_SCORE)[0, 1::3])
+    scores = tf.where(logits == MASKED_SCORE, 0.0, tf.sigmoid(logits))
+    np.testing.assert_allclose(scores, ranker.predict(rows)["scores"], atol=1e-6)
+
+
 def test_a_cross_encoder_keeps_its_head(huggingface_dir, config):
     pretrained = read_pretrained(huggingface_dir)
     rng = np.random.default_rng(0)

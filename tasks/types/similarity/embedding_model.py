@@ -62,6 +62,7 @@ class EmbeddingModel(EncoderModel):
     """
 
     uses_pooler = False
+    missing = 0.0
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class EmbeddingModel(EncoderModel):
             vectors_BD = normalized(vectors_BD)
         if windows_NC is None:
             return {"embedding": vectors_BD}
-        return {"embedding": on_grid(vectors_BD, windows_NC, missing=0.0)}
+        return {"embedding": on_grid(vectors_BD, windows_NC, self.missing)}
 
     def token_vectors(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
