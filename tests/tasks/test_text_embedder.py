@@ -15,7 +15,8 @@ from bert_tf import Tokenizer, UserError, read_pretrained
 from bert_tf.conversion import checked_conversion
 from tasks.base.task import task_from_dict
 from tasks.model.labelled_rows import Rows
-from tasks.prediction.outputs import VectorJob, create_embedder
+from tasks.prediction.outputs import EmbedderSettings, VectorJob
+from tasks.types.similarity import text_embedder
 from tasks.types.similarity.embedding_model import SIMILARITIES, normalized
 from tasks.types.similarity.text_embedder import SimilarityTask
 from tests import sentence_transformers_files as st_files
@@ -149,6 +150,21 @@ def test_vectors_of_tokens_are_those_of_any_rows(config, vocabulary):
         for found, row in zip(model.token_vectors(rows), expected, strict=True):
             assert found[0] == row[0]
             np.testing.assert_allclose(found[1], row[1], atol=1e-5)
+
+
+def test_vectors_of_tokens_take_bounded_memory(config, vocabulary, monkeypatch):
+    padded, shapes = text_embedder.to_padded, []
+
+    def to_padded(*args):
+        shapes.append(padded(*args)["input_ids"].shape)
+        return padded(*args)
+
+    monkeypatch.setattr(text_embedder, "to_padded", to_padded)
+    config = dataclasses.replace(config, max_position_embeddings=64)
+    model = tasks.TextEmbedder(SimilarityTask(max_seq_length=64), config, vocabulary)
+    rows = model.token_vectors(["the bill", *["a"] * 298, "a " * 70])
+    assert shapes == [(256, 4), (44, 64)]
+    assert all(vectors.base is None for _, vectors in rows)  # No row keeps the others in memory.
 
 
 def test_one_size_is_a_list_of_one():

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.model.bucketing import TOKENS_PER_CHUNK
 from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.excerpts import truncate_utf8
 from bert_tf.text.tokenizer import Tokens
@@ -855,18 +856,21 @@ class TextEmbedder(TaskModel):
 
         Args:
             x: Rows, as for `predict`.
-            batch_size: Rows per call of the traced function.
+            batch_size: Maximum rows per call of the traced function, whose sequences have at most
+                16,384 tokens.
 
         Returns:
             Per row L tokens, and float32 `(L, D)`.
         """
         entries, rows = self.vocabulary.entries, []
-        batch_size = positive("batch_size", batch_size)
+        # Any sequence of a call may be as long as the longest one is allowed to be.
+        most = max(TOKENS_PER_CHUNK // self.task.max_seq_length, 1)
+        batch_size = min(positive("batch_size", batch_size), most)
         for texts in Examples(self._columns(x), []).slices(batch_size):
             packed = self.serving.pipeline.encode(**texts).packed
             vectors_BLD = self._token_vectors(to_padded(packed, self.vocabulary)).numpy()
             for ids, vectors_LD in zip(packed.input_ids.to_list(), vectors_BLD, strict=True):
-                rows.append(([entries[number] for number in ids], vectors_LD[: len(ids)]))
+                rows.append(([entries[number] for number in ids], vectors_LD[: len(ids)].copy()))
         return rows
 
     @tf.function(reduce_retracing=True, autograph=False)
