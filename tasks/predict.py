@@ -53,6 +53,8 @@ class PredictSettings(OutputSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for text in self.text:
+            command.check_text("text", text)
         if self.text:
             if self.input or self.output or self.output_dir:
                 raise UserError(

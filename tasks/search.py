@@ -67,6 +67,7 @@ class SearchSettings(EmbedderSettings):
 
     def __post_init__(self) -> None:
         command.check_bounds(self)
+        command.check_text("query", self.query)
         paths.check_local("vectors", self.vectors)
         given = {name: getattr(self, name) for name in ("model", "input", "query")}
         for name, value in given.items():

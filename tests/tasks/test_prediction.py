@@ -202,6 +202,11 @@ def test_more_texts_than_inputs_are_rejected():
         task.row_of(["a", "b", "c"])
 
 
+def test_text_is_utf_8():
+    with pytest.raises(UserError, match=r"--text: expected UTF-8, received 'caf\\udce9'"):
+        PredictSettings("run", text=("the bill", "caf\udce9"))
+
+
 def test_text_and_files_exclude_each_other(tmp_path):
     path = str(small.write_rows(tmp_path / "in.csv", [("a", "")]))
     for given, message in (

@@ -269,6 +269,8 @@ def test_wrong_flags_are_rejected(flags, tmp_path):
         run([*flags[-2:], "--build_index"])
     with pytest.raises(UserError, match="--model: expected a value, or --build_index"):
         run(flags[1:])
+    with pytest.raises(UserError, match="--query: expected UTF-8"):
+        run([*flags, "--query=caf\udce9"])
     with pytest.raises(UserError, match=r"--rerank=.*: expected a run of task ranking"):
         open_ranker(flags[0].removeprefix("--model="))
 
