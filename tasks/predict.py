@@ -83,7 +83,8 @@ class PredictSettings(OutputSettings):
         else:
             return
         for path in self.input_files(self.input) if self.input else ():
-            check_unlabelled(task, path, accepts_bad=True)
+            # A submission has a prediction for every row.
+            check_unlabelled(task, path, accepts_bad=not str(self.output).endswith(".tsv"))
         if self.output and self.output.endswith(".tsv"):
             check_submission(self.output, task.get("file_format"), self.run)
 

@@ -47,6 +47,7 @@ from tasks.data.readers.glue import GLUE, check_submission, submission_lines
 from tasks.data.readers.rows import (
     BadRow,
     check_any_good,
+    check_good,
     raise_bad_rows,
     read_rows,
     write_parquet,
@@ -143,6 +144,8 @@ def submit(
     file_format = getattr(model.task, "file_format", None) or ""
     assert model.source is not None  # The rows of GLUE are those of a run.
     check_submission(output_path, file_format, model.source.run.path)
+    # Again, since a remote run was not read before.
+    check_good(model.task.iter_examples(input_path, labelled=False))
 
     def labels_by_id():
         for row, prediction in _outputs_of_file(model, input_path, batch_size, log):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from bert_tf import UserError, read_pretrained
 from bert_tf.weights import heads
-from tasks import TextRegressor
+from tasks import TextRegressor, predict
 from tasks.base.task import task_class, task_from_dict
 from tasks.base.task_types import DATASETS
 from tasks.finetuning.recipe import finetune
@@ -197,16 +197,20 @@ def test_f1_and_matthews_use_the_second_label_as_positive(tmp_path):
     assert cola.metrics(data, {"label": logits})["matthews"] == pytest.approx(expected)
 
 
-def test_a_submission_is_complete_or_not_written(tmp_path):
+def test_a_submission_is_complete_or_not_written(tmp_path, monkeypatch):
     task = task_of(write_labelled(tmp_path / "dev.tsv", "rte"), "rte")
     trained = answering(task, {"label": tf.ones([2, 1])})
     path, output = write_test(tmp_path / "in.tsv", "rte"), tmp_path / "RTE.tsv"
     with open(path, "a") as file:
         file.write("12\tno second text\n")
-    with pytest.raises(
-        UserError, match="in.tsv:4: expected 3 fields, .*a prediction for every row"
-    ):
+    with pytest.raises(UserError, match="in.tsv:4: expected 3 fields"):
         write_submission(trained, path, output)
+    monkeypatch.setattr(
+        predict, "check_run", lambda *run: types.SimpleNamespace(task=task.to_dict())
+    )
+    predict.PredictSettings("run", str(path), f"{output}.jsonl").check()
+    with pytest.raises(UserError, match="in.tsv:4: expected 3 fields"):
+        predict.PredictSettings("run", str(path), str(output)).check()
     with pytest.raises(UserError, match="dev.tsv:2: expected a test file with the column index"):
         write_submission(answering(task, {"label": tf.ones([6, 1])}), tmp_path / "dev.tsv", output)
     task = task_class("classification")(labels=("a", "b"), max_seq_length=12)
