@@ -17,12 +17,12 @@ is written next to the vectors, and use it:
 import dataclasses
 
 from bert_tf.errors import UserError
-from bert_tf.storage import files, paths, strict_json
+from bert_tf.storage import paths, strict_json
 from bert_tf.storage.ownership import sole_output
 from bert_tf.system import command
 from bert_tf.weights import sources
 from tasks.base.task_types import check_unlabelled
-from tasks.prediction.outputs import EmbedderSettings
+from tasks.prediction.outputs import EmbedderSettings, input_files
 from tasks.prediction.retrieval import (
     DOCUMENT_PROMPTS,
     QUERY_PROMPTS,
@@ -79,8 +79,12 @@ class SearchSettings(EmbedderSettings):
                 raise UserError(f"--{name}: expected a value, or --build_index")
         if self.input is not None:
             paths.check_local("input", self.input)
-            if not files.glob_files(self.input):
-                raise UserError(f"--input={self.input}: no such file")
+            self.input_files()
+
+    def input_files(self) -> list[str]:
+        """Return the files of the rows in order, without the shards of their vectors."""
+        assert self.input is not None
+        return input_files(self.input, self.vectors)
 
     def check(self) -> None:
         """Check rows, vectors and models without TensorFlow; raises UserError."""
@@ -90,8 +94,8 @@ class SearchSettings(EmbedderSettings):
         if self.use_index:
             ApproximateIndex(index_path(self.vectors), vectors)
         rows = {"kind": "pretrained", "text_columns": [self.text_column]}
-        assert self.input is not None and self.model is not None
-        for path in files.glob_files(self.input):
+        assert self.model is not None
+        for path in self.input_files():
             check_unlabelled(rows, path)
         sources.check(self.model, as_embedder=True)
         if self.rerank:
@@ -153,7 +157,7 @@ def _texts_of(settings, rows):
 
     column, wanted, texts, count = settings.text_column, set(rows), {}, 0
     unescape_html = settings.unescapes_html(settings.model)
-    for path in sorted(files.glob_files(settings.input)):
+    for path in settings.input_files():
         for row in raise_bad_rows(read_rows(path, (column,), unescape_html)):
             if count in wanted:
                 texts[count] = row.texts[column]

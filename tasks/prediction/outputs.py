@@ -385,14 +385,21 @@ class OutputSettings(RunnerSettings):
         Raises:
             UserError: If the glob matches none.
         """
-        if self.output_dir is None:
-            return [pattern]
-        found = [path for path in files.glob_files(pattern) if not files.isdir(path)]
-        inputs = sorted(_outside(found, self.output_dir))
-        if not inputs:
-            others = f" other than those in {self.output_dir}" if found else ""
-            raise UserError(f"--input={pattern}: no such file{others}")
-        return inputs
+        return [pattern] if self.output_dir is None else input_files(pattern, self.output_dir)
+
+
+def input_files(pattern: str, directory: str) -> list[str]:
+    """Return the sorted files of a glob of --input, but those in a directory of shards.
+
+    Raises:
+        UserError: If the glob matches none.
+    """
+    found = files.glob_files(pattern)
+    inputs = sorted(_outside(found, directory))
+    if not inputs:
+        others = f" other than those in {directory}" if found else ""
+        raise UserError(f"--input={pattern}: no such file{others}")
+    return inputs
 
 
 class OutputManifest(ShardManifest):

@@ -78,14 +78,18 @@ def test_the_command_finds_the_row_of_the_query(flags, capsys):
 @pytest.mark.medium
 def test_shards_of_arrays_are_searched(flags, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(jobs, "run", run_here)
-    written = [*flags[:3], f"--output_dir={tmp_path / 'shards'}", "--num_shards=3"]
+    rows, shards = tmp_path / "rows", tmp_path / "rows" / "shards"
+    rows.mkdir()
+    shutil.move(tmp_path / "rows.csv", rows)
+    flags[1] = f"--input={rows}/**"  # Of which the shards are no rows.
+    written = [*flags[:3], f"--output_dir={shards}", "--num_shards=3"]
     settings, _ = command.parse(extract.ExtractSettings, ["x", *written, "--file_format=npy"])
     settings.check()
     extract.main(settings)
-    shards = [np.load(path) for path in sorted((tmp_path / "shards").glob("*.npy"))]
-    assert [len(shard) for shard in shards] == [1, 1, 2]
-    np.testing.assert_allclose(np.concatenate(shards), np.load(tmp_path / "vectors.npy"), atol=1e-5)
-    run([*flags, f"--vectors={tmp_path / 'shards'}", "--top_k=1"])
+    arrays = [np.load(path) for path in sorted(shards.glob("*.npy"))]
+    assert [len(array) for array in arrays] == [1, 1, 2]
+    np.testing.assert_allclose(np.concatenate(arrays), np.load(tmp_path / "vectors.npy"), atol=1e-5)
+    run([*flags, f"--vectors={shards}", "--top_k=1"])
     found = json.loads(capsys.readouterr().out)
     assert found == {"similarity": 1.0, "row": 3, "text": "the bill is high"}
 
