@@ -17,7 +17,7 @@ from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.system.progress import Progress
 from bert_tf.train.compilation import compile_with_weights, is_accelerated
 from bert_tf.train.distribution import distribute, gather
-from bert_tf.train.losses import WeightedMean, has_own_divisor, weighted_sum
+from bert_tf.train.losses import weighted_sum
 from tasks.base.task import Loss, Task
 from tasks.data.examples import Arrays, EncodedExamples, Inputs
 from tasks.graph.heads import on_grid
@@ -68,7 +68,7 @@ class Evaluator:
                     for values in (encoded.labels, encoded.weights)
                 )
                 with tf.device("CPU:0"):  # Where the outputs are, while a GPU computes the next.
-                    sums[name] += _sum_of(loss, labels, outputs[name], weights)
+                    sums[name] += weighted_sum(loss, labels, outputs[name], weights)
 
         outputs = self.outputs(encoded, on_batch=add_losses)
         loss = sum(
@@ -190,14 +190,7 @@ class FeatureExamples(EncodedExamples):
 
     def __init__(self, encoded: EncodedExamples, evaluator: Evaluator, log: Callable[[str], None]):
         """Wrap token ids, and the evaluator of a model that has an output "vector"."""
-        super().__init__(
-            encoded.task,
-            encoded.examples,
-            encoded.windows,
-            encoded.vocabulary,
-            encoded.layout,
-            encoded.static_shape,
-        )
+        vars(self).update(vars(encoded))
         self.encoded, self.evaluator, self.log = encoded, evaluator, log
 
     @functools.cached_property
@@ -215,16 +208,6 @@ def _not_finite(numbers, outputs):
     """Return the numbers of the samples that have an output that is not finite."""
     rows = [values.reshape(len(numbers), -1) for values in outputs.values()]
     return numbers[~np.all([np.isfinite(row).all(axis=1) for row in rows], axis=0)].tolist()
-
-
-def _sum_of(loss, labels, output, weights):
-    """Return the weighted sum of the losses of a batch, and its divisor."""
-    if has_own_divisor(loss):
-        total, divisor = weighted_sum(loss, labels, output, weights)
-        return float(total), float(divisor)
-    function = loss.call if isinstance(loss, WeightedMean) else loss
-    values = function(labels, output).numpy()
-    return np.sum(values * weights, dtype=np.float64), np.sum(weights, dtype=np.float64)
 
 
 def _of_samples(values, numbers, length):
