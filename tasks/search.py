@@ -116,7 +116,8 @@ def main(settings: SearchSettings) -> None:
             f"{settings.vectors}: {len(vectors):,} vectors, but {settings.input} has "
             f"{count:,} rows; run bert-tf extract on it again"
         )
-    embedder = settings.create_embedder(settings.model)
+    pretrained = sources.read_pretrained(settings.model, settings.do_lower_case)
+    embedder = settings.create_embedder(pretrained)
     query_1D = embedder.predict([settings.query], prompt=_prompt_of_query(settings, embedder))
     strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.

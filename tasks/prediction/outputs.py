@@ -165,54 +165,6 @@ def submit(
     return count
 
 
-def create_embedder(
-    pretrained: PretrainedWeights,
-    layers: str | None,
-    pooling: str | None,
-    max_seq_length: int | None,
-    num_texts: int = 1,
-    prompt: str | None = None,
-) -> TextEmbedder:
-    """Create the embedder that the flags of bert-tf extract describe; for pairs, `num_texts` is 2.
-
-    A flag that is `None` has the value of an embedder; of other weights those are layers "last",
-    pooling "mean", 128 tokens and no prompt. Pairs have no prompt.
-
-    Raises:
-        UserError: If the encoder has too few layers, positions or segments, or there is no such
-            prompt.
-    """
-    from bert_tf.train.distribution import use_precision
-    from tasks.types.similarity.embedding_model import LAYERS
-    from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder, options_from
-
-    flags = {"layers": layers, "pooling": pooling, "max_seq_length": max_seq_length}
-    given = {name: value for name, value in flags.items() if value is not None}
-    options = {
-        "max_seq_length": default_settings(KIND)["max_seq_length"],
-        **options_from(pretrained, {**given, "pairs": num_texts == 2}),
-    }
-    max_seq_length = options["max_seq_length"]
-    layers = options.get("layers", "last")
-    config = pretrained.config
-    for name, expected, available, what in (
-        (f"--layers={layers}", LAYERS[layers][0], config.num_hidden_layers, "layers"),
-        ("--max_seq_length", max_seq_length, config.max_position_embeddings, "positions"),
-        ("--text_b_column", num_texts, config.type_vocab_size, "segments"),
-    ):
-        if expected > available:
-            raise UserError(
-                f"{name}: requires {expected} {what}, but {pretrained.origin} has {available}"
-            )
-    task = SimilarityTask.from_options(**options)
-    if prompt is not None:  # Checked here, since other messages name fields of the task.
-        task.prompt_text(prompt, "--prompt")
-        if num_texts == 2:
-            raise UserError(f"--prompt={prompt!r:.80}: expected none with --text_b_column")
-        task = dataclasses.replace(task, default_prompt=prompt)
-    return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedderSettings:
     """Flags of the vectors of texts, which must be equal for vectors that are compared."""
@@ -253,23 +205,41 @@ class EmbedderSettings:
             return bool(sources.embedder_settings(model).get("unescape_html"))
         return self.unescape_html
 
-    def create_embedder(
-        self, model: str, num_texts: int = 1, checkpoint: str | None = None
-    ) -> TextEmbedder:
-        """Load a model as these flags describe; see the function of this name.
+    def create_embedder(self, pretrained: PretrainedWeights, num_texts: int = 1) -> TextEmbedder:
+        """Create the embedder that these flags describe; for pairs, `num_texts` is 2.
 
-        `checkpoint` is the name of one of a run, by default the best, else the latest.
+        Raises:
+            UserError: If the encoder has too few layers, positions or segments, or there is no such
+                prompt.
         """
-        return create_embedder(
-            sources.read_checkpoint(Run.open(model), checkpoint, self.do_lower_case)
-            if checkpoint
-            else sources.read_pretrained(model, self.do_lower_case),
-            self.layers,
-            self.pooling,
-            self.max_seq_length,
-            num_texts,
-            self.prompt,
-        )
+        from bert_tf.train.distribution import use_precision
+        from tasks.types.similarity.embedding_model import LAYERS
+        from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder, options_from
+
+        flags = {name: getattr(self, name) for name in ("layers", "pooling", "max_seq_length")}
+        given = {name: value for name, value in flags.items() if value is not None}
+        options = {
+            "max_seq_length": default_settings(KIND)["max_seq_length"],
+            **options_from(pretrained, {**given, "pairs": num_texts == 2}),
+        }
+        max_seq_length, layers = options["max_seq_length"], options.get("layers", "last")
+        config = pretrained.config
+        for name, expected, available, what in (
+            (f"--layers={layers}", LAYERS[layers][0], config.num_hidden_layers, "layers"),
+            ("--max_seq_length", max_seq_length, config.max_position_embeddings, "positions"),
+            ("--text_b_column", num_texts, config.type_vocab_size, "segments"),
+        ):
+            if expected > available:
+                raise UserError(
+                    f"{name}: requires {expected} {what}, but {pretrained.origin} has {available}"
+                )
+        task = SimilarityTask.from_options(**options)
+        if self.prompt is not None:  # Checked here, since other messages name fields of the task.
+            task.prompt_text(self.prompt, "--prompt")
+            if num_texts == 2:
+                raise UserError(f"--prompt={self.prompt!r:.80}: expected none with --text_b_column")
+            task = dataclasses.replace(task, default_prompt=self.prompt)
+        return TextEmbedder.from_weights(pretrained, task, dtype=use_precision("float32"))
 
 
 def _outputs_of_file(model, path, batch_size, log):
@@ -626,7 +596,12 @@ class VectorJob(EmbedderSettings, OutputJob):
 
     def embedder(self) -> TextEmbedder:
         """Load the encoder."""
-        return self.create_embedder(self.model, len(self.columns), self.checkpoint)
+        if self.checkpoint:
+            run, lower = Run.open(self.model), self.do_lower_case
+            pretrained = sources.read_checkpoint(run, self.checkpoint, lower)
+        else:
+            pretrained = sources.read_pretrained(self.model, self.do_lower_case)
+        return self.create_embedder(pretrained, len(self.columns))
 
     def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
         """Load the encoder; see `OutputJob`."""

@@ -19,7 +19,7 @@ from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from export import publishing
 from tasks.finetuning import recipe as finetuning_recipe
 from tasks.graph.heads import SequenceClassifier
-from tasks.prediction.outputs import create_embedder
+from tasks.prediction.outputs import EmbedderSettings
 from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.corpus import config_of, write_shards
@@ -233,7 +233,7 @@ def test_commands_compute_in_float32(
 def test_a_model_trained_in_bfloat16_predicts_in_float32(huggingface_dir, tmp_path, is_tf32):
     tf.config.experimental.enable_tensor_float_32_execution(True)
     pretrained = read_pretrained(str(huggingface_dir))
-    create_embedder(pretrained, "last", "mean", 8)
+    EmbedderSettings(max_seq_length=8).create_embedder(pretrained)
     assert not is_tf32()
     task = ClassificationTask(labels=("a", "b"), max_seq_length=8)
     model = task.build_model(pretrained.config)

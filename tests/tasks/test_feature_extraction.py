@@ -11,7 +11,7 @@ from bert_tf import Encoder, UserError
 from bert_tf.storage import files
 from bert_tf.weights.sources import read_pretrained
 from tasks.extract import ExtractSettings
-from tasks.prediction.outputs import VectorJob, create_embedder, write_array
+from tasks.prediction.outputs import EmbedderSettings, VectorJob, write_array
 from tasks.types.similarity.embedding_model import LAYERS
 from tests import small
 
@@ -75,7 +75,8 @@ def run(embedder, source, output, **options):
     ("layers", "pooling"), [*((name, "mean") for name in LAYERS), ("last", "cls")]
 )
 def test_each_option_equals_the_encoder(pretrained, encoder, vocabulary, tmp_path, layers, pooling):
-    embedder = create_embedder(pretrained, layers, pooling, max_seq_length=8)
+    flags = EmbedderSettings(layers=layers, pooling=pooling, max_seq_length=8)
+    embedder = flags.create_embedder(pretrained)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
     assert run(embedder, source, tmp_path / "out.npy") == (5, 0)
     vectors = np.load(tmp_path / "out.npy")
@@ -89,7 +90,7 @@ def test_each_option_equals_the_encoder(pretrained, encoder, vocabulary, tmp_pat
 
 @pytest.mark.slow
 def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
-    embedder = create_embedder(pretrained, "last", "mean", 16, num_texts=2)
+    embedder = EmbedderSettings(max_seq_length=16).create_embedder(pretrained, num_texts=2)
     source = small.write_rows(tmp_path / "rows.csv", [("the bill", "my app")], ("first", "second"))
     run(embedder, source, tmp_path / "out.npy", columns=("first", "second"))
     ids = [CLS, *(vocabulary[w] for w in ("the", "bill")), SEP, vocabulary["my"], vocabulary["app"]]
@@ -99,7 +100,7 @@ def test_a_pair_has_two_segments(pretrained, encoder, vocabulary, tmp_path):
 
 @pytest.mark.medium
 def test_lines_keep_their_order_in_any_batch_and_bad_rows_their_position(shallow, tmp_path):
-    embedder = create_embedder(shallow, "last", "mean", 16)
+    embedder = EmbedderSettings(max_seq_length=16).create_embedder(shallow)
     source = tmp_path / "rows.jsonl"
     rows = [json.dumps({"text": text}) for text in TEXTS]
     source.write_text("\n".join([rows[0], '{"words": "x"}', "not JSON", *rows[1:]]))
@@ -120,7 +121,7 @@ def test_lines_keep_their_order_in_any_batch_and_bad_rows_their_position(shallow
 
 @pytest.mark.medium
 def test_vectors_per_token_average_to_those_of_the_text(pretrained, encoder, vocabulary, tmp_path):
-    embedder = create_embedder(pretrained, "last", "mean", 8)
+    embedder = EmbedderSettings(max_seq_length=8).create_embedder(pretrained)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
     output = tmp_path / "out.jsonl"
     assert run(embedder, source, output, per_token=True) == (5, 0)
@@ -137,7 +138,7 @@ def test_vectors_per_token_average_to_those_of_the_text(pretrained, encoder, voc
 
 @pytest.mark.slow
 def test_vectors_are_written_to_a_remote_path(pretrained, tmp_path):
-    embedder = create_embedder(pretrained, "last", "mean", 16)
+    embedder = EmbedderSettings(max_seq_length=16).create_embedder(pretrained)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
     for output in (tmp_path / "out.npy", "ram://extraction/out.npy"):
         run(embedder, source, output)
@@ -147,7 +148,7 @@ def test_vectors_are_written_to_a_remote_path(pretrained, tmp_path):
 
 @pytest.mark.slow
 def test_html_entities_are_unescaped(pretrained, tmp_path):
-    embedder = create_embedder(pretrained, "last", "mean", 16)
+    embedder = EmbedderSettings(max_seq_length=16).create_embedder(pretrained)
     for number, text in enumerate(("the &#98;ill", "the bill")):
         small.write_rows(tmp_path / f"{number}.csv", [(text, "x")])
         run(embedder, tmp_path / f"{number}.csv", tmp_path / f"{number}.npy", unescape_html=True)
@@ -165,8 +166,9 @@ def test_html_entities_are_unescaped(pretrained, tmp_path):
 def test_layers_that_do_not_exist_are_reported_in_one_line(
     huggingface_dir, layers, length, texts, message
 ):
+    flags = EmbedderSettings(layers=layers, pooling="cls", max_seq_length=length)
     with pytest.raises(UserError, match=message):
-        create_embedder(read_pretrained(huggingface_dir), layers, "cls", length, texts)
+        flags.create_embedder(read_pretrained(huggingface_dir), texts)
 
 
 def test_wrong_settings_are_reported_with_the_flag(complaints, tmp_path):

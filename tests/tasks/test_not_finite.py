@@ -16,7 +16,7 @@ from bert_tf.weights.sources import read_pretrained
 from export import request
 from tasks import evaluate, predict
 from tasks.data.readers.rows import BadRow
-from tasks.prediction.outputs import VectorJob, create_embedder, outputs_of_rows
+from tasks.prediction.outputs import EmbedderSettings, VectorJob, outputs_of_rows
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering import QuestionAnsweringTask
@@ -88,7 +88,7 @@ def test_vectors_are_errors_in_jsonl_and_never_written_to_npy(huggingface_dir, t
     pretrained = read_pretrained(huggingface_dir)
     *_, gamma = (name for name in pretrained.weights if name.endswith("gamma"))
     pretrained.weights[gamma] = np.full_like(pretrained.weights[gamma], np.inf)
-    embedder = create_embedder(pretrained, "last", "mean", 12)
+    embedder = EmbedderSettings(max_seq_length=12).create_embedder(pretrained)
     rows = small.write_rows(tmp_path / "rows.csv", [("the bill", "")])
     for per_token in (False, True):
         job = VectorJob(model="", batch_size=8, file_format="npy", per_token=per_token)

@@ -16,7 +16,7 @@ from tasks.base.task import task_from_dict
 from tasks.graph.published import published_task, published_version
 from tasks.model.loading import load_model
 from tasks.predict import PredictSettings
-from tasks.prediction.outputs import PredictionJob, VectorJob, create_embedder, predict
+from tasks.prediction.outputs import EmbedderSettings, PredictionJob, VectorJob, predict
 from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
 from tasks.types.tagging import TaggingTask
 from tests import small
@@ -160,7 +160,7 @@ def test_vectors_of_a_run_are_of_one_checkpoint(models, tmp_path, monkeypatch):
     settings, _ = command.parse(extract.ExtractSettings, ["extract", *flags])
     extract.main(settings)
     found = [np.load(path) for path in sorted((tmp_path / "out").glob("vectors-*.npy"))]
-    expected = create_embedder(pretrained, None, None, 8).predict(TEXTS)
+    expected = EmbedderSettings(max_seq_length=8).create_embedder(pretrained).predict(TEXTS)
     np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
     with pytest.raises(UserError, match="the model: not the same as when"):
         extract.main(settings)

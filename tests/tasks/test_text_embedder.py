@@ -249,26 +249,27 @@ def test_options_override_the_settings_of_a_directory(directory):
         task, **changed, dense_activations=("tanh", "tanh"), default_prompt=None
     )
     assert model.has_new_head and "dense layers of the embedder" in model.record["origin"]
-    embedder = create_embedder(read_pretrained(directory), None, None, None)
+    embedder = EmbedderSettings().create_embedder(read_pretrained(directory))
     assert embedder.task == task and not embedder.has_new_head
-    embedder = create_embedder(read_pretrained(directory), None, None, 9)
+    embedder = EmbedderSettings(max_seq_length=9).create_embedder(read_pretrained(directory))
     assert embedder.task == dataclasses.replace(task, max_seq_length=9)
 
 
 def test_pairs_have_no_prompt_and_a_wrong_one_names_the_flag(directory, huggingface_dir):
     pretrained, bert = read_pretrained(directory), read_pretrained(huggingface_dir)
-    of_pairs = create_embedder(pretrained, None, None, None, num_texts=2)
+    of_pairs = EmbedderSettings().create_embedder(pretrained, num_texts=2)
     assert of_pairs.task.default_prompt is None
     assert tasks.TextEmbedder.from_pretrained(directory, pairs=True).task == of_pairs.task
-    prompted = create_embedder(pretrained, None, None, None, prompt="document")
+    prompted = EmbedderSettings(prompt="document").create_embedder(pretrained)
     assert prompted.task.default_prompt == "document"
     for source, num_texts, prompt, message in (
         (pretrained, 2, "query", "'query': expected none with --text_b_column"),
         (pretrained, 1, "x", "'x': expected one of 'query', 'document'"),
         (bert, 1, "query", "'query': expected one of none, since the model has no prompts"),
     ):
+        flags = EmbedderSettings(prompt=prompt, max_seq_length=7)
         with pytest.raises(UserError, match=f"^--prompt={message}"):
-            create_embedder(source, None, None, 7, num_texts, prompt)
+            flags.create_embedder(source, num_texts)
 
 
 def test_dense_layers_are_used_for_vectors_of_their_size_only(directory):
@@ -283,9 +284,8 @@ def test_dense_layers_are_used_for_vectors_of_their_size_only(directory):
         message = f"{name}={value}: the dense layers of .* take vectors of 24 numb.* {size};"
         with pytest.raises(UserError, match=f"^{message}"):
             tasks.TextEmbedder.from_pretrained(directory, **other)
-        flags = {"layers": None, "pooling": None, "max_seq_length": None, **other}
         with pytest.raises(UserError, match=f"^--{message}"):
-            create_embedder(pretrained, **flags)
+            EmbedderSettings(**other).create_embedder(pretrained)
     model = tasks.TextEmbedder.from_pretrained(directory, pooling="mean", dense_units=(5,))
     assert model.has_new_head and model.vector_size == 5
     assert pretrained.head_for(dataclasses.replace(task, pooling="mean+cls").to_dict())
@@ -296,7 +296,7 @@ def test_an_embedder_that_is_not_supported_is_refused(tmp_path, config, vocabula
     path = st_files.write(tmp_path / "model", config, vocabulary, pooling=pooling)
     for create in (
         tasks.TextEmbedder.from_pretrained,
-        lambda path: create_embedder(read_pretrained(path), None, None, None),
+        lambda path: EmbedderSettings().create_embedder(read_pretrained(path)),
     ):
         with pytest.raises(UserError, match="include_prompt=False is not supported"):
             create(path)
@@ -335,7 +335,7 @@ def test_vectors_of_a_directory_have_all_its_modules(directory, tmp_path):
     loaded = tasks.load_model(tmp_path / "run")
     assert loaded.task == model.task
     np.testing.assert_array_equal(loaded.predict(TEXTS), vectors)
-    again = create_embedder(read_pretrained(tmp_path / "run"), None, None, None)
+    again = EmbedderSettings().create_embedder(read_pretrained(tmp_path / "run"))
     np.testing.assert_array_equal(again.predict(TEXTS), vectors)
 
 
@@ -360,7 +360,8 @@ def test_a_saved_model_gives_the_same_vectors(huggingface_dir, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_writes_the_vectors_of_the_model(huggingface_dir, model, tmp_path):
-    embedder = create_embedder(read_pretrained(huggingface_dir), "last", "mean", 8)
+    pretrained = read_pretrained(huggingface_dir)
+    embedder = EmbedderSettings(max_seq_length=8).create_embedder(pretrained)
     source = small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in TEXTS])
     job = VectorJob(model="", batch_size=4, file_format="npy")
     job.extract(embedder, source, tmp_path / "out.npy", lambda line: None)
