@@ -16,7 +16,7 @@ from bert_tf.system import command
 from tasks.base.task_types import check_run, read_file
 from tasks.data.readers.retrieval import RetrievalDataset, read_qrels
 from tasks.data.readers.rows import FileRows, check_good
-from tasks.prediction.retrieval import check_embedder, open_embedder
+from tasks.prediction.retrieval import check_embedder, evaluate_retrieval, open_embedder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +100,6 @@ def main(settings: EvaluateSettings, rows: FileRows | None = None) -> None:
 
 
 def _evaluate_retrieval(settings):
-    from tasks.prediction.retrieval import evaluate_retrieval
-
     dataset = RetrievalDataset.open(settings.data, settings.qrels)
     relevance = read_qrels(dataset.qrels)
     command.log(f"{settings.run}: evaluating on {len(relevance):,} queries of {dataset.qrels}")

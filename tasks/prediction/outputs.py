@@ -243,24 +243,22 @@ class EmbedderSettings:
 
 
 def _outputs_of_file(model, path, batch_size, log):
-    """Yield the pairs of `outputs_of_rows` for the predictions of a file."""
-
-    def rows():
-        return model.task.iter_examples(path, labelled=False)
-
+    """Return the pairs of `outputs_of_rows` for the predictions of a file."""
+    rows = functools.partial(model.task.iter_examples, path, labelled=False)
     check_any_good(rows())  # Again, since a remote run was not read before.
-    count = sum(1 for _ in rows())
-    yield from outputs_with_progress(
-        rows(), count, lambda batch: predict_batch(model.serving, batch), batch_size, log
-    )
+    outputs = functools.partial(predict_batch, model.serving)
+    return outputs_with_progress(rows, outputs, batch_size, log)
 
 
 def outputs_with_progress(
-    rows: Iterable[Any], count: int, outputs: Outputs, batch_size: int, log: Callable[[str], None]
+    rows: Callable[[], Iterable[Any]],
+    outputs: Outputs,
+    batch_size: int,
+    log: Callable[[str], None],
 ) -> Iterator[tuple[Any, dict[str, Any] | BadRow]]:
-    """Yield the pairs of `outputs_of_rows` for `count` rows."""
-    with Progress(log, "rows", count) as progress:
-        for batch in outputs_of_rows(rows, outputs, batch_size):
+    """Yield the pairs of `outputs_of_rows`; `rows` is called once more to count them."""
+    with Progress(log, "rows", sum(1 for _ in rows())) as progress:
+        for batch in outputs_of_rows(rows(), outputs, batch_size):
             yield from batch
             progress.update(progress.done + len(batch))
 
@@ -647,16 +645,12 @@ class VectorJob(EmbedderSettings, OutputJob):
             UserError: A row is bad and the output is .npy, raised before any computation; or a
                 vector for a .npy file is not finite.
         """
-        is_array = str(output_path).endswith(".npy")
-
-        def rows():
-            return raise_bad_rows(self.rows(input_path)) if is_array else self.rows(input_path)
-
-        count = sum(1 for _ in rows())  # The header of .npy contains it.
+        rows = functools.partial(self.rows, input_path)
         outputs = functools.partial(self._outputs, embedder)
-        found = outputs_with_progress(rows(), count, outputs, self.batch_size, log)
-        if not is_array:
+        found = outputs_with_progress(rows, outputs, self.batch_size, log)
+        if not str(output_path).endswith(".npy"):
             return write_lines(output_path, found)
+        count = sum(1 for _ in raise_bad_rows(rows()))  # The header of .npy contains it.
         with files.atomic_bytes_writer(output_path) as stream:
             write_array(stream, found, count)
         return count, 0
