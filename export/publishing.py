@@ -25,7 +25,6 @@ from export.checks import metric_gate, options, parity
 from export.graph.saved_model import write_saved_model
 from export.graph.served_encoder import has_packed_products
 from export.package import version_files
-from tasks.graph.pipeline import Pipeline
 from tasks.graph.published import MAX_VERSION, version_directories
 from tasks.model.loading import load_model
 from tasks.model.task_model import TaskModel, warn_of_new_head
@@ -45,7 +44,6 @@ def publish(
     max_metric_drop: float = options.MAX_METRIC_DROP,
     checkpoint: str | None = None,
     log: Callable[[str], None] = lambda line: None,
-    write: Callable[[TaskModel, pathlib.Path, str, bool, str], Pipeline] = write_saved_model,
 ) -> pathlib.Path:
     """Publish a trained model as the next version in a directory of versions.
 
@@ -68,8 +66,6 @@ def publish(
         checkpoint: Name of a directory in the checkpoints of the run; by default the best, else
             the latest. Only with the path of a run.
         log: Receives one line per stage.
-        write: Writes the SavedModel, from the trained model, the directory, the precision,
-            `portable` and `device`, and returns the pipeline that it has written.
 
     Returns:
         The directory of the published version.
@@ -101,7 +97,7 @@ def publish(
             gate = functools.partial(
                 metric_gate.check, model, dev=dev, max_drop=max_metric_drop, log=log
             )
-        return _publish(model, output_dir, precision, portable, device, gate, log, write)
+        return _publish(model, output_dir, precision, portable, device, gate, log)
 
 
 @contextlib.contextmanager
@@ -152,7 +148,7 @@ def loaded(
         yield model
 
 
-def _publish(model, output_dir, precision, portable, device, gate, log, write):
+def _publish(model, output_dir, precision, portable, device, gate, log):
     """Publish; `gate` maps the served pipeline of an int8 graph to its `MetricChange`."""
     try:
         with (
@@ -160,7 +156,7 @@ def _publish(model, output_dir, precision, portable, device, gate, log, write):
             Progress(log, "stages", 3) as progress,
         ):
             log(f"writing the SavedModel of {model.source.path}")
-            pipeline = write(model, temporary, precision, portable, device)
+            pipeline = write_saved_model(model, temporary, precision, portable, device)
             signatures = version_files.prepare(temporary, model, log)
             progress.move(1)
             log("checking parity with the trained model in a separate process")

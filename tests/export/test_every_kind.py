@@ -12,7 +12,6 @@ from bert_tf.runs.run import Run
 from bert_tf.text.encoder_inputs import to_flat
 from export.clients.local_client import LocalClient
 from export.graph.saved_model import served_pipeline, write_saved_model
-from export.publishing import publish
 from tasks.model.loading import load_model
 from tasks.types.anomaly import AnomalyTask
 from tasks.types.classification.text_classifier import ClassificationTask
@@ -24,6 +23,7 @@ from tasks.types.similarity.text_embedder import SimilarityTask
 from tasks.types.tagging import TaggingTask
 from tests import small
 from tests.export.test_kinds import trained
+from tests.export.test_publishing import publish
 
 pytestmark = pytest.mark.optimized
 

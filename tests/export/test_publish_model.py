@@ -19,6 +19,7 @@ from export.package import version_files
 from export.package.model_card import model_card
 from tasks import TextClassifier, load_model
 from tests import small
+from tests.export.test_publishing import publish
 from tests.small import TEXTS
 
 LABELS = list(TEXTS)
@@ -45,7 +46,7 @@ def test_the_model_card_of_a_model_names_the_origin_and_no_temporary_directory(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "builders-place"))
     (tmp_path / "builders-place").mkdir()
     cards = []
-    export.publish(
+    publish(
         model,
         tmp_path / "models",
         write=lambda trained, *rest: cards.append(model_card("m", trained, "float32", True)),
@@ -85,10 +86,8 @@ def test_a_model_is_published_without_the_name_of_its_temporary_directory(
 def test_a_run_is_published_by_its_path(model, tmp_path, opened):
     found, write = opened
     run = model.save_run(tmp_path / "run")
-    export.publish(tmp_path / "run", tmp_path / "models", write=write)
-    export.publish(
-        str(tmp_path / "run"), tmp_path / "models", checkpoint="step-00000000", write=write
-    )
+    publish(tmp_path / "run", tmp_path / "models", write=write)
+    publish(str(tmp_path / "run"), tmp_path / "models", checkpoint="step-00000000", write=write)
     assert found == [(model.task, run.checkpoints.path(0))] * 2
     with pytest.raises(UserError, match="step-00000001: no complete checkpoint"):
         export.publish(tmp_path / "run", tmp_path / "models", checkpoint="step-00000001")
@@ -116,11 +115,11 @@ def test_programs_that_a_gpu_ran_in_tf32_are_not_compared(model, tmp_path, monke
 
 def test_an_untrained_head_is_published_with_a_warning(model, tmp_path, opened):
     with pytest.warns(UserWarning, match="TextClassifier: .* an untrained head are random; call"):
-        export.publish(model, tmp_path / "models", write=opened[1])
+        publish(model, tmp_path / "models", write=opened[1])
     model.has_new_head = False
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        export.publish(model, tmp_path / "models", write=opened[1])
+        publish(model, tmp_path / "models", write=opened[1])
     assert not [one for one in found if "untrained head" in str(one.message)]
 
 
@@ -131,9 +130,9 @@ def test_an_untuned_model_is_published_once_it_is_tuned(huggingface_dir, tmp_pat
         huggingface_dir, labels=LABELS[:2], max_seq_length=12, threshold_objective="recall=1.0"
     )
     with pytest.raises(UserError, match=r"untuned: thresholds .*; call tune\(x, y\) of the model"):
-        export.publish(model, tmp_path / "models", write=write)
+        publish(model, tmp_path / "models", write=write)
     model.tune(TEXTS["billing"] + TEXTS["hardware"], ["billing"] * 3 + ["hardware"] * 3)
-    export.publish(model, tmp_path / "models", write=write)
+    publish(model, tmp_path / "models", write=write)
     assert [task for task, _ in found] == [model.task] and model.task.thresholds
 
 
@@ -144,11 +143,11 @@ def test_a_loaded_model_is_published_as_its_run_until_it_is_trained_further(
     found, write = opened
     run = model.save_run(tmp_path / "run")
     loaded = load_model(tmp_path / "run")
-    export.publish(loaded, tmp_path / "models", write=write)
+    publish(loaded, tmp_path / "models", write=write)
     assert found == [(model.task, run.checkpoints.path(0))]
     loaded.fit(TEXTS["billing"], ["hardware"] * 3, epochs=1, verbose=0)
     kernel, expected = [], loaded.network.head.kernel.numpy()
-    export.publish(
+    publish(
         loaded,
         tmp_path / "models",
         write=lambda model, *rest: kernel.append((model.source.path, model.network.head.kernel)),

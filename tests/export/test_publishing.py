@@ -22,7 +22,6 @@ from export import publishing
 from export.checks import isolated_runner, parity
 from export.export_saved_model import ExportSettings
 from export.package import version_files, warmup
-from export.publishing import publish
 from tasks.graph.published import published_version, version_directories
 from tasks.model.loading import load_model
 from tasks.types.classification.text_classifier import ClassificationTask
@@ -60,12 +59,20 @@ for module, name in (
         parity.check = version_files.write_documents = lambda *arguments: {}
         if module:
             setattr(module, name, kill)
-        publishing.publish(run, output_dir, write=write)
+        publishing.write_saved_model = write
+        publishing.publish(run, output_dir)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL, name
     left = {".bert_tf.lock", f".writing-{process}"}  # Not those before it.
     assert set(os.listdir(output_dir)) == left, name
 """
+
+
+def publish(*args, write=publishing.write_saved_model, **options):
+    """Publish with a function that writes the SavedModel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "write_saved_model", write)
+        return publishing.publish(*args, **options)
 
 
 def fake(content=b"model"):
