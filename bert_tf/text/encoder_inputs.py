@@ -69,29 +69,43 @@ class PackedShape:
         return next(count for count in self.row_counts if count >= needed)
 
     @classmethod
-    def of_lengths(cls, lengths: np.ndarray, batch_size: int, max_seq_length: int) -> Self:
+    def of_lengths(
+        cls,
+        lengths: np.ndarray,
+        batch_size: int,
+        max_seq_length: int,
+        splits: np.ndarray | None = None,
+    ) -> Self:
         """Choose the shapes of batches drawn from sequences of these lengths.
 
         Args:
             lengths: int `(N,)`, tokens of all sequences, or of a sample of them.
-            batch_size: B, sequences per batch.
+            batch_size: Examples per batch.
             max_seq_length: Maximum tokens per sequence.
+            splits: int, row splits of the sequences by example. Defaults to one sequence each.
 
         Returns:
-            Shapes with at most three numbers of rows: one that is enough for most batches, one for
-            all that were tried, and B. If the first would save little, B alone: each of them is
-            compiled, and attention by cuDNN needs one that is known beforehand.
+            Shapes with a number of rows that is enough for most batches, one for all that were
+            tried, and its doubles up to B, the most sequences of a batch. If the first would save
+            little, B alone: each of them is compiled, and attention by cuDNN needs one that is
+            known beforehand.
         """
-        rng = np.random.default_rng(0)
-        length = cls(max_seq_length, ()).length
-        tried = [
-            int(assign_rows(rng.choice(lengths, batch_size), length)[0].max()) + 1
-            for _ in range(SAMPLED_BATCHES)
-        ]
+        splits = np.arange(len(lengths) + 1) if splits is None else splits
+        num_sequences = batch_size * int(np.max(np.diff(splits)))
+        rng, length = np.random.default_rng(0), cls(max_seq_length, ()).length
+        tried = []
+        for _ in range(SAMPLED_BATCHES):
+            drawn = rng.choice(len(splits) - 1, batch_size)
+            lengths_B = [lengths[splits[example] : splits[example + 1]] for example in drawn]
+            row_B, _ = assign_rows(np.concatenate(lengths_B), length)
+            tried.append(int(row_B.max(initial=0)) + 1)
         most = int(np.quantile(tried, 0.75, method="higher"))
-        if most > _FULL * batch_size:
-            return cls(max_seq_length, (batch_size,))
-        return cls(max_seq_length, tuple(sorted({most, max(tried), batch_size})))
+        if most > _FULL * num_sequences:
+            return cls(max_seq_length, (num_sequences,))
+        counts = [most, max(tried)]
+        while counts[-1] < num_sequences:
+            counts.append(min(2 * counts[-1], num_sequences))
+        return cls(max_seq_length, tuple(sorted(set(counts))))
 
     @classmethod
     def of_unknown_lengths(cls, batch_size: int, max_seq_length: int) -> Self:
@@ -111,11 +125,12 @@ def assign_rows(lengths_B: np.ndarray, length: int) -> tuple[np.ndarray, np.ndar
         length: Tokens per row.
 
     Returns:
-        The row of each sequence and the index of its first token in the row, int32 `(B,)` each.
+        The row of each sequence and the index of its first token in the row, int32 `(B,)` each; 0
+        for a sequence without tokens.
     """
     row_B, offset_B = np.zeros(len(lengths_B), np.int32), np.zeros(len(lengths_B), np.int32)
     free = np.full(max(len(lengths_B), 1), length)  # Tokens left per row.
-    for number in np.argsort(-lengths_B, kind="stable"):
+    for number in np.argsort(-lengths_B, kind="stable")[: np.count_nonzero(lengths_B)]:
         row = int(np.argmax(free >= lengths_B[number]))
         row_B[number], offset_B[number] = row, length - free[row]
         free[row] -= lengths_B[number]

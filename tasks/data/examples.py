@@ -312,9 +312,8 @@ class EncodedExamples:
         packed_shape = None
         if self.layout is to_packed:
             lengths_W = self.windows.packed.input_ids.row_lengths().numpy()
-            num_sequences = batch_size * int(np.max(np.diff(self.sample_splits)))
             packed_shape = PackedShape.of_lengths(
-                lengths_W, num_sequences, self.task.max_seq_length
+                lengths_W, batch_size, self.task.max_seq_length, self.sample_splits
             )
 
         def inputs_of(numbers_b):

@@ -83,6 +83,17 @@ def test_all_shapes_are_known_before_the_first_batch(encoded, kind):
         assert len([shapes(batch) for batch in batches]) >= 3
 
 
+def test_a_row_of_many_texts_makes_no_other_batch_larger(vocabulary):
+    """Read 41 questions, one with 30 choices; 5 sequences of 12 tokens fill a row."""
+    choices = [["a", "b"]] * 40 + [["a"] * 30]
+    examples = Examples({"prompt": ["the " * 12] * 41, "choices": choices}, [0] * 41)
+    pipeline = Pipeline(MultipleChoiceTask(max_seq_length=12), tokenizer_of(vocabulary, True), None)
+    data = EncodedExamples.encode(examples, pipeline, to_packed, True)
+    rows = [len(batch[0]["input_ids"]) for batch in data.training_batches(**ARGUMENTS)]
+    # Most need 2 rows; with the long question a batch of 4 needs 8, and one of 120 sequences 24.
+    assert rows.count(2) == 20 and max(rows) <= 16
+
+
 @pytest.mark.slow
 def test_filler_rows_of_a_batch_have_no_weight(encoded):
     batches = encoded("classification", True)[0].training_batches(**ARGUMENTS)
