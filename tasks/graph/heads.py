@@ -228,14 +228,16 @@ def mean_by_square_root(sequence: tf.Tensor, inputs: Mapping[str, tf.Tensor]) ->
 def largest_of_tokens(sequence: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
     """Return the largest value of all tokens per component.
 
-    Arguments and result as of `mean_of_tokens`; the lowest number for a sequence without tokens.
+    Arguments and result as of `mean_of_tokens`; a flat sequence has at least one token.
     """
     sequence = tf.cast(sequence, tf.float32)
     if "row_splits" in inputs:
         return tf.reduce_max(_ragged(sequence, inputs), axis=1)
     vectors_BLH, is_token_BL = by_sequence(sequence, inputs)
     is_token_BL1 = tf.expand_dims(is_token_BL, axis=2)
-    return tf.reduce_max(tf.where(is_token_BL1, vectors_BLH, vectors_BLH.dtype.min), axis=1)
+    largest_BH = tf.reduce_max(tf.where(is_token_BL1, vectors_BLH, vectors_BLH.dtype.min), axis=1)
+    # The lowest number would overflow in later layers, whose gradients then are NaN.
+    return tf.where(tf.reduce_any(is_token_BL1, axis=1), largest_BH, 0.0)
 
 
 def first_token(sequence: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:

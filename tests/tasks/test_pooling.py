@@ -47,3 +47,12 @@ def test_vectors_are_those_of_the_tokens_without_padding(name, layout):
     pooled = POOLING[name](tf.constant(values), inputs)
     assert pooled.dtype == tf.float32
     np.testing.assert_allclose(pooled, EXPECTED[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in POOLING if name != "cls"])
+def test_a_sequence_without_tokens_is_0(name):
+    values, inputs = packed()
+    inputs["token_indices"].append([-1, -1, -1])
+    inputs = {key: tf.constant(value) for key, value in inputs.items()}
+    pooled = POOLING[name](tf.constant(values), inputs)
+    np.testing.assert_allclose(pooled, [*EXPECTED[name], [0, 0]], rtol=1e-6)
