@@ -1495,8 +1495,6 @@ class _Epochs(keras.callbacks.Callback):
         validation_freq: Epochs per validation, or a list of epochs.
     """
 
-    async_safe = True  # Keras does not wait for the logs of a batch.
-
     def __init__(
         self,
         steps_per_epoch: int,
