@@ -54,8 +54,10 @@ def is_available(shape_RLND: tf.TensorShape, dtype: tf.DType) -> bool:
     gpus = tf.config.get_visible_devices("GPU")
     if not gpus or not tf.test.is_built_with_cuda():
         return False
-    details = tf.config.experimental.get_device_details(gpus[0])
-    if details.get("compute_capability", (0, 0)) < _MIN_CAPABILITY:
+    # Without a strategy, only the first one computes.
+    used = gpus if tf.distribute.has_strategy() else gpus[:1]
+    details = map(tf.config.experimental.get_device_details, used)
+    if min(of.get("compute_capability", (0, 0)) for of in details) < _MIN_CAPABILITY:
         return False
     return _is_right(dtype)
 

@@ -150,10 +150,19 @@ def resolve_precision(precision: str, strategy: tf.distribute.Strategy) -> str:
         return precision
     if not is_accelerated(strategy):
         return "float32"
-    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    gpus = [] if isinstance(strategy, tf.distribute.TPUStrategy) else _gpus(strategy)
+    details = map(tf.config.experimental.get_device_details, gpus)
     capabilities = [of.get("compute_capability", BFLOAT16_CAPABILITY) for of in details]
     is_fast = min(capabilities, default=BFLOAT16_CAPABILITY) >= BFLOAT16_CAPABILITY
     return "bfloat16" if is_fast else "float16"
+
+
+def _gpus(strategy):
+    """Return the visible GPUs that compute, without another one such as that of a display."""
+    devices = [GPU] if is_default(strategy) else strategy.extended.worker_devices
+    numbers = [tf.DeviceSpec.from_string(device).device_index for device in devices]
+    gpus = enumerate(tf.config.get_visible_devices("GPU"))
+    return [gpu for number, gpu in gpus if number in numbers]
 
 
 def use_precision(precision: str) -> str:

@@ -137,13 +137,13 @@ def test_a_failure_falls_back():
         assert not fused_attention._is_right.__wrapped__(tf.bfloat16)
 
 
-def test_it_needs_a_gpu_static_shapes_and_16_bits(monkeypatch):
+def test_it_needs_gpus_static_shapes_and_16_bits(monkeypatch, mirrored):
     shape = tf.TensorShape(SHAPE)
     assert not fused_attention.is_available(shape, tf.bfloat16)  # No GPU.
-    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     details = {"compute_capability": (9, 0)}
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
-    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda of: details)
+    gpus = [details]
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: gpu)
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
     monkeypatch.setattr(fused_attention, "_is_right", lambda dtype: True)
     assert fused_attention.is_available(shape, tf.bfloat16)
@@ -152,6 +152,10 @@ def test_it_needs_a_gpu_static_shapes_and_16_bits(monkeypatch):
     assert not fused_attention.is_available(tf.TensorShape([None, 16, 3, 8]), tf.bfloat16)
     assert not fused_attention.is_available(tf.TensorShape([2, 15, 3, 8]), tf.bfloat16)
     assert not fused_attention.is_available(tf.TensorShape([2, 16, 3, 12]), tf.bfloat16)
+    gpus.append({"compute_capability": (7, 5)})
+    assert fused_attention.is_available(shape, tf.bfloat16)  # Only the first one computes.
+    with mirrored.scope():
+        assert not fused_attention.is_available(shape, tf.bfloat16)
     details["compute_capability"] = (7, 5)
     assert not fused_attention.is_available(shape, tf.bfloat16)
 

@@ -397,12 +397,13 @@ def test_auto_selects_precision_and_compilation_by_device(monkeypatch, mirrored)
     on_tpu = tf.distribute.TPUStrategy.__new__(tf.distribute.TPUStrategy)
     assert compilation.resolve("auto", on_tpu)
     assert resolve_precision("auto", on_tpu) == "bfloat16"
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU"])
-    for capability, precision in (((9, 0), "bfloat16"), ((7, 5), "float16")):
-        details = {"compute_capability": capability}
-        monkeypatch.setattr(
-            tf.config.experimental, "get_device_details", lambda gpu, details=details: details
-        )
+    new, old = {"compute_capability": (9, 0)}, {"compute_capability": (7, 5)}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: gpu)
+    for gpus, precision in (([old], "float16"), ([new], "bfloat16"), ([new, old], "bfloat16")):
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind, gpus=gpus: gpus)
         assert resolve_precision("auto", strategy) == precision
+    for number, precision in enumerate(("bfloat16", "float16")):
+        named = tf.distribute.OneDeviceStrategy(f"GPU:{number}")
+        assert resolve_precision("auto", named) == precision
     assert compilation.resolve("auto", strategy)
     assert not compilation.resolve("kernels", strategy)
