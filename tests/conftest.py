@@ -169,9 +169,9 @@ def mirrored():
     All tests use the same one, because strategies of one process share the keys of their
     reductions.
     """
-    from bert_tf.train.distribution import make_strategy
+    import tensorflow as tf
 
-    return make_strategy("mirrored", ["CPU:0", "CPU:1"])
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 @pytest.fixture(scope="session")

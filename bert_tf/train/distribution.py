@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,18 +37,14 @@ _BATCHES_ON_GPU = 2  # Copied before the step asks for them.
 
 
 def make_strategy(
-    name: str,
-    devices: Sequence[str] | None = None,
-    tpu: str = "local",
-    log: Callable[[str], None] = lambda line: None,
+    name: str, tpu: str = "local", log: Callable[[str], None] = lambda line: None
 ) -> tf.distribute.Strategy:
     """Return a tf.distribute strategy. Call this before TensorFlow is used for anything else.
 
     Args:
-        name: "none"; "mirrored", one replica per device; "multi_worker", the processes listed in
+        name: "none"; "mirrored", one replica per local GPU; "multi_worker", the processes listed in
             TF_CONFIG, with one replica per GPU, or one per process without GPUs; or "tpu", one
             replica per core.
-        devices: Devices of "mirrored", such as "GPU:0". Defaults to all local GPUs.
         tpu: The TPU's name, a grpc:// address, or "local" on a TPU VM.
         log: Receives lines on workers that this process waits for.
 
@@ -62,7 +58,7 @@ def make_strategy(
     # Lambdas, because creating a strategy initializes TensorFlow's devices.
     return {
         "none": tf.distribute.get_strategy,
-        "mirrored": lambda: tf.distribute.MirroredStrategy(devices),
+        "mirrored": tf.distribute.MirroredStrategy,
         "multi_worker": lambda: _multi_worker(Cluster.read(), log),
         "tpu": lambda: _tpu(tpu),
     }[name]()

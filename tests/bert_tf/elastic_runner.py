@@ -20,12 +20,12 @@ def main(directories, output_dir, replicas, steps, stop):
         [tf.config.LogicalDeviceConfiguration()] * replicas,
     )
     from bert_tf.pretraining import recipe
-    from bert_tf.train.distribution import make_strategy
     from bert_tf.train.signals import Interrupted
     from tests.pretraining import settings_of, stop_at
 
-    devices = [f"CPU:{index}" for index in range(replicas)]
-    strategy = make_strategy("none" if replicas == 1 else "mirrored", devices)
+    strategy = tf.distribute.get_strategy()
+    if replicas > 1:
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
     made = {name: pathlib.Path(path) for name, path in json.loads(directories).items()}
     settings = settings_of(made, output_dir, **json.loads(steps))
     with pytest.MonkeyPatch.context() as context:

@@ -45,7 +45,7 @@ from tests.bert_tf.test_packed import STILL, assert_equal_training, train
 
 use_precision("float32")
 config = dataclasses.replace(BertConfig.load(sys.argv[1]), **STILL)
-together = make_strategy("mirrored", ["GPU:0", "GPU:1"])
+together = tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"])
 assert together.num_replicas_in_sync == 2
 expected = train(config, make_strategy("none"), True)
 for parts in (1, 3):
