@@ -10,7 +10,6 @@ import dataclasses
 import io
 import operator
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 from bert_tf.errors import UserError, flag_names
-from bert_tf.system.environment import NVIDIA_DEVICE
+from bert_tf.system.environment import has_visible_gpu
 from bert_tf.system.processes import check_backend, count_processors
 from bert_tf.system.progress import log
 
@@ -311,10 +310,8 @@ def _import_silently():
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-    # CUDA hides the GPUs from the first entry on that names none, such as "-1" or "NoDevFiles".
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    is_hidden = not re.match(r"\s*(\d|GPU-|MIG-)", visible)
-    if os.path.exists(NVIDIA_DEVICE) and not gpus and not is_hidden:
+    if has_visible_gpu() and not gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
         raise UserError(
             "this machine has an NVIDIA GPU that TensorFlow cannot use, because libraries of CUDA "
             f"are missing or CUDA_VISIBLE_DEVICES={visible} names no GPU of it; run pip install "

@@ -2,8 +2,11 @@
 
 import os
 import platform
+import re
 
-NVIDIA_DEVICE = "/dev/nvidiactl"  # Of the driver of NVIDIA's GPUs.
+# Of the driver of NVIDIA's GPUs, on Linux and in WSL2, which has no such device.
+_DRIVER_FILES = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def set_defaults() -> None:
@@ -15,6 +18,17 @@ def set_defaults() -> None:
     # TensorFlow takes all memory of all GPUs otherwise, also for a process that exports or
     # tokenizes.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    if platform.machine() == "x86_64" and not os.path.exists(NVIDIA_DEVICE):
+    if platform.machine() == "x86_64" and not _has_driver():
         # TensorFlow's default on AVX2 is its own products, which are slower and take more memory.
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+
+def has_visible_gpu() -> bool:
+    """Return whether this machine has an NVIDIA GPU that the environment does not hide."""
+    # CUDA hides the GPUs from the first entry on that names none, such as "-1" or "NoDevFiles".
+    is_visible = re.match(r"\s*(\d|GPU-|MIG-)", os.environ.get(_VISIBLE, "0")) is not None
+    return is_visible and _has_driver()
+
+
+def _has_driver():
+    return any(map(os.path.exists, _DRIVER_FILES))

@@ -321,8 +321,8 @@ def test_onednn_is_on_unless_the_environment_decides_or_a_gpu_is_there(has_gpu, 
 
 def test_a_gpu_that_tensorflow_cannot_use_is_reported():
     code = NO_TENSORFLOW + (
-        "from bert_tf import UserError\nfrom bert_tf.system import command\n"
-        "command.NVIDIA_DEVICE = '/'\n"
+        "from bert_tf import UserError\nfrom bert_tf.system import command, environment\n"
+        "environment.os.path.exists = lambda path: path == '/usr/lib/wsl/lib/libcuda.so.1'\n"
         "try:\n    command.import_tensorflow()\nexcept UserError as error:\n    print(error)\n"
     )
     assert "tensorflow[and-cuda]" in run_code(code, "CUDA_VISIBLE_DEVICES", None).stdout
