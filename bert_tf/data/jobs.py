@@ -22,7 +22,7 @@ from typing import Any
 from bert_tf.config import read_json_object
 from bert_tf.errors import UserError
 from bert_tf.storage import files
-from bert_tf.system.command import check_bounds, flag, import_tensorflow
+from bert_tf.system.command import check_bounds, flag
 from bert_tf.system.processes import count_processors
 
 # Writes the shard of a task, and its entry file. It is called with the values of the task and
@@ -43,7 +43,9 @@ class RunnerSettings:
     """Flags of commands that write shards: where their workers run; UserErrors name the flag."""
 
     num_workers: int | None = flag(
-        "number of processes; default: one per processor", None, bounds={">=": 1}
+        "number of processes; default: one per processor, or one if predict or extract see a GPU",
+        None,
+        bounds={">=": 1},
     )
     runner: str = flag(
         "local: processes on this machine; beam: Apache Beam; dask: a Dask cluster, with Beam",
@@ -159,12 +161,10 @@ def _start(open_writer, num_threads):
     global _write, _user_error
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Text is prepared on processors.
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(num_threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"
     try:
-        import_tensorflow()
         _write = open_writer()
     except UserError as error:  # The pool would only report that it is broken.
         _user_error = error
@@ -289,7 +289,6 @@ def _write_element(task, command, open_writer):
     """Write the shard of an element. The writer is opened once per process."""
     with _lock:  # Some runners have several threads.
         if command not in _opened:
-            os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Workers share a machine; a GPU does not.
             _opened.clear()
             _opened[command] = open_writer()
     _opened[command](*task)

@@ -23,6 +23,7 @@ from bert_tf.data.sharded_output import Span, WriteShard, check_directory
 from bert_tf.errors import UserError
 from bert_tf.storage import files, ownership
 from bert_tf.system.command import import_tensorflow
+from bert_tf.system.environment import gpus_hidden
 from bert_tf.text import unicode_tables
 from bert_tf.text.vocabulary import Vocabulary
 
@@ -35,10 +36,11 @@ def open_writer(
     settings: WriteShardsSettings, vocabulary: Vocabulary, tokenizer: dict[str, Any]
 ) -> WriteShard:
     """Return the function of a worker that writes a shard; arguments as of `ShardWriter`."""
-    import_tensorflow()
-    from bert_tf.data.shards import ShardWriter
+    with gpus_hidden():  # Workers share a machine, and prepare text on its processors.
+        import_tensorflow()
+        from bert_tf.data.shards import ShardWriter
 
-    return ShardWriter(settings, vocabulary, tokenizer).write
+        return ShardWriter(settings, vocabulary, tokenizer).write
 
 
 def write_shards(

@@ -1,8 +1,10 @@
 """Variables of the environment that TensorFlow and Keras read when they are imported."""
 
+import contextlib
 import os
 import platform
 import re
+from collections.abc import Iterator
 
 # Of the driver of NVIDIA's GPUs, on Linux and in WSL2, which has no such device.
 _DRIVER_FILES = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")
@@ -28,6 +30,19 @@ def has_visible_gpu() -> bool:
     # CUDA hides the GPUs from the first entry on that names none, such as "-1" or "NoDevFiles".
     is_visible = re.match(r"\s*(\d|GPU-|MIG-)", os.environ.get(_VISIBLE, "0")) is not None
     return is_visible and _has_driver()
+
+
+@contextlib.contextmanager
+def gpus_hidden() -> Iterator[None]:
+    """Hide all GPUs from a TensorFlow that is imported in the block; it never sees them."""
+    before = os.environ.get(_VISIBLE)
+    os.environ[_VISIBLE] = "-1"
+    try:
+        yield
+    finally:
+        del os.environ[_VISIBLE]
+        if before is not None:
+            os.environ[_VISIBLE] = before
 
 
 def _has_driver():

@@ -38,6 +38,7 @@ from bert_tf.storage import files, format_versions, paths, strict_json
 from bert_tf.storage.ownership import sole_writer
 from bert_tf.storage.strict_json import field
 from bert_tf.system.command import flag, import_tensorflow
+from bert_tf.system.environment import has_visible_gpu
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
 from bert_tf.weights import google, huggingface, sources
@@ -324,6 +325,11 @@ class OutputSettings(RunnerSettings):
     )
     num_shards: int = flag("number of files in --output_dir", 64)
     file_format: str = flag("format of the files in --output_dir", "jsonl", choices=FILE_FORMATS)
+
+    @property
+    def workers(self) -> int:
+        """Maximum number of worker processes; by default one for a GPU, which they would share."""
+        return super().workers if self.num_workers or not has_visible_gpu() else 1
 
     def check_output(self, pattern: str, output: str | None, model: str, overwrite: bool) -> None:
         """Check --input, --output and --overwrite, and that the directory `model` is kept.

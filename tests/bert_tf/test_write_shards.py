@@ -27,7 +27,7 @@ from bert_tf.pretraining import recipe
 from bert_tf.storage import files
 from bert_tf.storage.ownership import sole_writer
 from bert_tf.system import progress
-from tests.bert_tf.import_job import open_writer
+from tests.bert_tf.import_job import open_environment, open_writer
 from tests.conftest import READS_PROC, ROOT
 from tests.corpus import (
     ENTRIES,
@@ -49,6 +49,25 @@ def test_a_worker_imports_keras_without_its_optional_packages():
     with jobs.run_local(open_writer, "shards", num_workers=1) as make:
         make([()], entries.append)
     assert entries == [["keras"]]
+
+
+def test_only_the_preparation_of_text_hides_gpus(corpus, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        writing,
+        "import_tensorflow",
+        lambda: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]),
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    vocabulary = Vocabulary.load(corpus["vocab"])
+    writing.open_writer(settings_of(corpus, tmp_path), vocabulary, {"do_lower_case": True})
+    assert seen == ["-1"] and os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+    with jobs.run_local(open_environment, "shards", num_workers=1) as make:
+        make([()], seen.append)
+    assert seen[1:] == ["7"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    writing.open_writer(settings_of(corpus, tmp_path), vocabulary, {"do_lower_case": True})
+    assert seen[2:] == ["-1"] and "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
 @pytest.mark.parametrize(

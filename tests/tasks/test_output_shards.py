@@ -12,7 +12,7 @@ import pytest
 
 from bert_tf import UserError
 from bert_tf.data import jobs, sharded_output
-from bert_tf.system import progress
+from bert_tf.system import environment, progress
 from tasks.prediction import outputs
 from tasks.prediction.outputs import OutputSettings, spans, write_output_shards
 from tasks.prediction.vector_files import Vectors, index_path
@@ -77,6 +77,16 @@ def test_shards_contain_each_row_once_in_order_and_differ_by_one_row(counts, num
         (path, row) for path, count in files for row in range(count)
     ]
     assert {len(shard) for shard in rows} <= {7 // num_shards, -(-7 // num_shards)}
+
+
+def test_by_default_workers_do_not_share_a_gpu(monkeypatch):
+    monkeypatch.setattr(jobs, "count_processors", lambda: 7)
+    monkeypatch.setattr(environment, "_DRIVER_FILES", ("/",))
+    for visible, workers in (("0", 1), ("-1", 7)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert OutputSettings().workers == workers
+        assert OutputSettings(num_workers=3).workers == 3
+        assert jobs.RunnerSettings().workers == 7
 
 
 @pytest.mark.medium
