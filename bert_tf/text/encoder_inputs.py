@@ -85,10 +85,10 @@ class PackedShape:
             splits: int, row splits of the sequences by example. Defaults to one sequence each.
 
         Returns:
-            Shapes with a number of rows that is enough for most batches, one for all that were
-            tried, and its doubles up to B, the most sequences of a batch. If the first would save
-            little, B alone: each of them is compiled, and attention by cuDNN needs one that is
-            known beforehand.
+            Shapes with at most four numbers of rows: one that is enough for most batches, one for
+            all that were tried, B, the most sequences of a batch, and one in between if B is much
+            larger. If the first would save little, B alone: each of them is compiled, and attention
+            by cuDNN needs one that is known beforehand.
         """
         splits = np.arange(len(lengths) + 1) if splits is None else splits
         num_sequences = batch_size * int(np.max(np.diff(splits)))
@@ -102,10 +102,10 @@ class PackedShape:
         most = int(np.quantile(tried, 0.75, method="higher"))
         if most > _FULL * num_sequences:
             return cls(max_seq_length, (num_sequences,))
-        counts = [most, max(tried)]
-        while counts[-1] < num_sequences:
-            counts.append(min(2 * counts[-1], num_sequences))
-        return cls(max_seq_length, tuple(sorted(set(counts))))
+        counts = {most, max(tried), num_sequences}
+        if num_sequences > 4 * max(tried):
+            counts.add(round((max(tried) * num_sequences) ** 0.5))
+        return cls(max_seq_length, tuple(sorted(counts)))
 
     @classmethod
     def of_unknown_lengths(cls, batch_size: int, max_seq_length: int) -> Self:

@@ -26,6 +26,7 @@ Select = Callable[[tf.data.Dataset], tf.data.Dataset]
 # Maps indices of samples, int32 `(b,)`, to the model's inputs.
 Inputs = Callable[[tf.Tensor], dict[str, tf.Tensor]]
 
+HOST = "CPU:0"  # Makes all batches; by default, constants take memory of a GPU.
 EXAMPLES_PER_BATCH = 1024  # Tokenized at a time; bounds the memory of the strings' tensors.
 
 
@@ -262,11 +263,11 @@ class EncodedExamples:
     def _labelled_batches(self, rows, batch_size):
         """Return batches (inputs, labels, weights) of rows of sample indices, -1 as padding."""
         inputs_of = self._inputs(batch_size)
-        # On the device once for all batches.
-        labels, weights = _tensors(self.labels), _tensors(self.weights)
         weights_S = self._weights_of_samples()
         weights_S = np.ones(len(self)) if weights_S is None else weights_S
-        weights_S = tf.constant(weights_S, tf.float32)
+        with tf.device(HOST):
+            labels, weights = _tensors(self.labels), _tensors(self.weights)
+            weights_S = tf.constant(weights_S, tf.float32)
 
         def batch_of(numbers_B):
             numbers_b, is_sample_b = self._samples(numbers_B)

@@ -19,7 +19,7 @@ from bert_tf.train.compilation import compile_with_weights, is_accelerated
 from bert_tf.train.distribution import distribute, gather
 from bert_tf.train.losses import weighted_sum
 from tasks.base.task import Loss, Task
-from tasks.data.examples import Arrays, EncodedExamples, Inputs
+from tasks.data.examples import HOST, Arrays, EncodedExamples, Inputs
 from tasks.graph.heads import on_grid
 
 OnBatch = Callable[[np.ndarray, Arrays], None]
@@ -197,7 +197,9 @@ class FeatureExamples(EncodedExamples):
     def vectors_SH(self) -> tf.Tensor:
         """Features of all samples, float32 (S, H)."""
         self.log(f"extracting features of {len(self)} rows, once")
-        return tf.constant(self.evaluator.outputs(self.encoded)["vector"])
+        vectors_SH = self.evaluator.outputs(self.encoded)["vector"]
+        with tf.device(HOST):
+            return tf.constant(vectors_SH)
 
     def _inputs(self, batch_size: int) -> Inputs:
         vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.

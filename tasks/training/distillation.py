@@ -36,7 +36,7 @@ from bert_tf.train.distribution import exact_float32
 from bert_tf.weights.sentence_transformers import KIND
 from bert_tf.weights.sources import read_pretrained
 from tasks.base.task import task_from_dict
-from tasks.data.examples import Arrays, EncodedExamples, Examples
+from tasks.data.examples import HOST, Arrays, EncodedExamples, Examples
 from tasks.data.windows import concat
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline, PublishedModel, concat_padded
@@ -407,7 +407,8 @@ class DistilledExamples(EncodedExamples):
                 own = self.labelled.weights[name]
                 of_teacher = tf.concat([own, of_teacher[num_labelled:]], axis=0)
             if self.task.has_windows:
-                values = windows.packed.input_ids.with_flat_values(values)
+                with tf.device(HOST):
+                    values = windows.packed.input_ids.with_flat_values(values)
             labels[_PREFIX + name], weights[_PREFIX + name] = values, of_teacher
         self.labels, self.weights = labels, weights
 

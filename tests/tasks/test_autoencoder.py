@@ -1,6 +1,7 @@
 """The autoencoder against PCA by hand and in scikit-learn, and the features it is trained on."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -91,6 +92,18 @@ def test_features_are_computed_once_and_batches_hold_them(task, model, vocabular
     for name, values in evaluator.outputs(on_vectors).items():
         np.testing.assert_allclose(values, expected[name], atol=1e-6)
     assert said == ["extracting features of 7 rows, once"]
+
+
+def test_what_batches_are_made_of_takes_no_memory_of_a_gpu(task, vocabulary):
+    """Let another CPU be the GPU, which constants are on by default."""
+    pipeline = Pipeline(task, tokenizer_of(vocabulary, True), None)
+    encoded = EncodedExamples.encode(Examples({"text": TEXTS}, [0] * 7), pipeline, to_flat)
+    evaluator = types.SimpleNamespace(outputs=lambda encoded: {"vector": np.ones((7, 12))})
+    with tf.device("CPU:1"):
+        on_vectors = FeatureExamples(encoded, evaluator, lambda line: None)
+        batches = on_vectors.training_batches(global_batch_size=4, num_epochs=1, seed=0)
+    captured = batches._input_dataset._map_func.function.captured_inputs
+    assert [of.device[-5:] for of in captured] == ["CPU:0"] * 4  # Labels and weights, too.
 
 
 @pytest.mark.medium
