@@ -83,9 +83,13 @@ def by_sequence(values: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tuple[tf.
 
 
 def count_tokens(inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Return the number of tokens without padding, int32; 0 for inputs that are not tokens."""
+    """Return the number of tokens without padding, int32; 0 for inputs that are not tokens.
+
+    The inputs may be stacked batches, dense or ragged.
+    """
     if "row_splits" in inputs:
-        return tf.cast(inputs["row_splits"][-1], tf.int32)
+        last = tf.reduce_max(inputs["row_splits"], axis=-1)
+        return tf.cast(tf.reduce_sum(last), tf.int32)
     if "sequence_ids" in inputs:
         return tf.reduce_sum(tf.cast(inputs["sequence_ids"] > 0, tf.int32))
     if "input_ids" not in inputs:

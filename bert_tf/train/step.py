@@ -278,12 +278,12 @@ class TrainStep:
 
     def _all_gradients(self, batch, weight_sums, seed, scale):
         """Return this replica's sums and gradients, over all stacked batches if there are any."""
-        if self.accumulation_steps > 1:
-            is_cached = compares_examples(loss for _, loss in self._terms.values())
-            accumulate = self._cached if is_cached else self._accumulated
-            return accumulate(batch, weight_sums, seed, scale)
-        sums, gradients = self._gradients(batch, weight_sums, seed, scale)
-        return sums, _dense(gradients) if self.is_compiled else gradients
+        if self.accumulation_steps == 1:
+            sums, gradients = self._gradients(self._backward, batch, weight_sums, seed, scale)
+            return sums, _dense(gradients) if self.is_compiled else gradients
+        if compares_examples(loss for _, loss in self._terms.values()):
+            return self._gradients(self._cached_backward, batch, weight_sums, seed, scale)
+        return self._accumulated(batch, weight_sums, seed, scale)
 
     def _dense_backward(self, batch, weight_sums, seed, scale):
         """Return what `_any_backward` does, with gradients that XLA can return."""
@@ -330,14 +330,16 @@ class TrainStep:
             ]
         )
 
-    def _gradients(self, batch, weight_sums, seed, scale):
+    def _gradients(self, backward, batch, weight_sums, seed, scale):
         """Return this replica's summands of loss, counts and metrics, and of the gradients.
 
         `weight_sums` are taken over all replicas, so the summands add up to the weighted means.
         """
         inputs, labels, weights = batch
-        outputs, loss, _, gradients = self._backward(batch, weight_sums, seed, scale)
+        outputs, loss, _, gradients = backward(batch, weight_sums, seed, scale)
         self._check_reached(gradients)
+        if backward == self._cached_backward:
+            labels, weights = unstacked((labels, weights))
         sums = {
             "loss": loss,
             **self._counts(inputs, weights),
@@ -359,7 +361,7 @@ class TrainStep:
             )
 
     def _counts(self, inputs, weights):
-        """Return the numbers of examples and tokens of a batch."""
+        """Return the numbers of examples and tokens of a batch; inputs may be stacked batches."""
         # An example counts if any of its elements has a weight, such as one masked position.
         of_any = weights[next(iter(self.more_losses or weights))]
         of_any = tf.reduce_any(tf.reshape(of_any, [tf.shape(of_any)[0], -1]) > 0, axis=1)
@@ -383,7 +385,8 @@ class TrainStep:
 
         def add(number, sums, gradients):
             batch = _batch_at(batches, number)
-            more = self._gradients(batch, weight_sums, batch_seed(seed, number), scale)
+            seed_of_batch = batch_seed(seed, number)
+            more = self._gradients(self._backward, batch, weight_sums, seed_of_batch, scale)
             sums, gradients = _sum_of((sums, gradients), more)
             return number + 1, sums, gradients
 
@@ -408,26 +411,6 @@ class TrainStep:
 
     def _zeros(self):
         return [tf.zeros(variable.shape) for variable in self.model.trainable_variables]
-
-    def _cached(self, batches, weight_sums, seed, scale):
-        """Do what `_accumulated` does, for losses of all stacked batches together."""
-        _, labels, weights = batches
-        outputs, loss, _, gradients = self._cached_backward(batches, weight_sums, seed, scale)
-        labels, weights = unstacked((labels, weights))
-        metrics = self._metric_sums(labels, weights, outputs, weight_sums)
-        counts = self._counts_of_all(batches)
-        return {"loss": loss, **counts, **metrics}, gradients
-
-    def _counts_of_all(self, batches):
-        """Return the numbers of examples and tokens of stacked batches."""
-
-        def add(number, counts):
-            inputs, _, weights = _batch_at(batches, number)
-            return number + 1, _sum_of(counts, self._counts(inputs, weights))
-
-        start = dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32))
-        _, counts = tf.while_loop(lambda number, _: number < _num_stacked(batches), add, (0, start))
-        return counts
 
     def _cached_backward(self, batches, weight_sums, seed, scale):
         """Do what `_backward` does, for losses of all stacked batches together.

@@ -34,12 +34,14 @@ def contrastive(labels, vectors, weights):
 
 def rows(weights):
     rng = np.random.default_rng(0)
+    mask = np.tri(ROWS, dtype=np.int32)  # As many tokens as the number of the row, from 1.
     inputs = {"x": rng.normal(size=(ROWS, 2, SIZE)).astype(np.float32)}
+    inputs |= {"input_ids": mask, "input_mask": mask}
     return inputs, {"vector": np.arange(ROWS, dtype=np.int32)}, {"vector": np.float32(weights)}
 
 
 def trained(strategy, batches, accumulation_steps=1, is_compiled=False):
-    """Return the loss and the weights after three updates."""
+    """Return losses, weights, and numbers of examples and tokens of three updates."""
     with strategy.scope():
         keras.utils.set_random_seed(0)
         model = Embedder()
@@ -55,7 +57,7 @@ def trained(strategy, batches, accumulation_steps=1, is_compiled=False):
     iterator = iter(batches)
     logs = [step(iterator) for _ in range(3)]
     values = [variable.numpy() for variable in model.trainable_variables]
-    counts = [int(log["examples"]) for log in logs]
+    counts = [(int(log["examples"]), int(log["tokens"])) for log in logs]
     return [float(log["loss"]) for log in logs], values, counts
 
 

@@ -90,6 +90,7 @@ def test_packed_rows_by_hand(vocabulary):
     ]
     assert int(count_tokens(packed)) == 5
     assert int(count_tokens({"input_ids": packed["input_ids"]})) == 64  # All, without a mask.
+    assert int(count_tokens({"row_splits": tf.ragged.constant([[0, 3, 5], [0, 3]])})) == 8
     labels = to_dense_like(tf.ragged.constant([[1, 2, 3], [4, 5], []]), packed)
     assert labels.numpy().tolist() == [[1, 2, 3, 0], [4, 5, 0, 0], [0, 0, 0, 0]]
 
