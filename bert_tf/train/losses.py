@@ -1,8 +1,8 @@
 """Losses per element. The train step weights, sums and divides them.
 
-The focal forms (Lin et al. 2017) scale each element's cross-entropy by (1 - p)^gamma, p being the
-probability of the label, so that well-classified elements count less. With gamma 0 they equal the
-cross-entropy. Tasks bind gamma with `functools.partial`.
+The argument `gamma` of a cross-entropy chooses its focal form (Lin et al. 2017), which scales the
+loss of each element by (1 - p)^gamma, p being the probability of the label, so that well-classified
+elements count less. Tasks bind it with `functools.partial`.
 
 The divergences (Hinton et al. 2015) compare the outputs of a student with those of its teacher,
 both divided by a temperature. The factor temperature^2 keeps the size of their gradient, about
@@ -70,19 +70,28 @@ class BatchLoss:
         return cls(**config)
 
 
-def softmax_cross_entropy(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
+def softmax_cross_entropy(
+    labels_B: tf.Tensor, logits_BC: tf.Tensor, gamma: float = 0.0
+) -> tf.Tensor:
     """Return -log softmax(logits)[label].
 
     Args:
         labels_B: Integer class ids, `(B,)`, or `(B, L)` for tokens.
         logits_BC: Float `(B, C)`, or `(B, L, C)`.
+        gamma: Exponent of the focal form.
 
     Returns:
         float32, shaped like the labels; a last axis of 1 is dropped.
     """
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        _without_axis(labels_B, logits_BC, tf.int32), tf.cast(logits_BC, tf.float32)
-    )
+    labels_B = _without_axis(labels_B, logits_BC, tf.int32)
+    logits_BC = tf.cast(logits_BC, tf.float32)
+    if not gamma:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels_B, logits_BC)
+    is_label_BC = tf.one_hot(labels_B, logits_BC.shape[-1]) > 0
+    # The log-odds of the label against all other classes, log p - log (1 - p).
+    of_label_B = tf.reduce_sum(tf.where(is_label_BC, logits_BC, 0.0), axis=-1)
+    of_others_B = tf.reduce_logsumexp(tf.where(is_label_BC, -float("inf"), logits_BC), axis=-1)
+    return _focal(of_label_B - of_others_B, gamma)
 
 
 def vocab_cross_entropy(labels_BP: tf.Tensor, logits_BPV: tf.Tensor) -> tf.Tensor:
@@ -101,19 +110,6 @@ def vocab_cross_entropy(labels_BP: tf.Tensor, logits_BPV: tf.Tensor) -> tf.Tenso
     logits_NV = tf.reshape(tf.cast(logits_BPV, tf.float32), [-1, logits_BPV.shape[-1]])
     losses_N = fused_ops.cross_entropy(tf.reshape(labels_BP, [-1]), logits_NV)
     return tf.reshape(losses_N, tf.shape(labels_BP))
-
-
-def focal_softmax_cross_entropy(
-    labels_B: tf.Tensor, logits_BC: tf.Tensor, gamma: float
-) -> tf.Tensor:
-    """Return the focal form of `softmax_cross_entropy`, of the same shapes."""
-    logits_BC = tf.cast(logits_BC, tf.float32)
-    labels_B = _without_axis(labels_B, logits_BC, tf.int32)
-    is_label_BC = tf.one_hot(labels_B, logits_BC.shape[-1]) > 0
-    # The log-odds of the label against all other classes, log p - log (1 - p).
-    of_label_B = tf.reduce_sum(tf.where(is_label_BC, logits_BC, 0.0), axis=-1)
-    of_others_B = tf.reduce_logsumexp(tf.where(is_label_BC, -float("inf"), logits_BC), axis=-1)
-    return _focal(of_label_B - of_others_B, gamma)
 
 
 def half_softmax_cross_entropy(positions_B: tf.Tensor, logits_BL: tf.Tensor) -> tf.Tensor:
@@ -143,36 +139,21 @@ def is_correct(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
     return tf.cast(best_B == labels_B, tf.float32)
 
 
-def sigmoid_cross_entropy(labels_B: tf.Tensor, logits_B1: tf.Tensor) -> tf.Tensor:
-    """Return binary cross-entropy `(B,)` of labels 0 or 1, `(B,)`, and their logits `(B, 1)`."""
-    return tf.nn.sigmoid_cross_entropy_with_logits(
-        _without_axis(labels_B, logits_B1), tf.cast(logits_B1, tf.float32)[:, 0]
-    )
-
-
-def focal_sigmoid_cross_entropy(
-    labels_B: tf.Tensor, logits_B1: tf.Tensor, gamma: float
+def sigmoid_cross_entropy(
+    labels_B: tf.Tensor, logits_B1: tf.Tensor, gamma: float = 0.0
 ) -> tf.Tensor:
-    """Return the focal form of `sigmoid_cross_entropy`; labels are 0 or 1."""
-    return _focal(_margins(_without_axis(labels_B, logits_B1), logits_B1[:, 0]), gamma)
+    """Return binary cross-entropy `(B,)` of labels 0 or 1, `(B,)`, and their logits `(B, 1)`."""
+    return _binary_cross_entropy(_without_axis(labels_B, logits_B1), logits_B1[:, 0], gamma)
 
 
-def multi_label_cross_entropy(labels_BC: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
+def multi_label_cross_entropy(
+    labels_BC: tf.Tensor, logits_BC: tf.Tensor, gamma: float = 0.0
+) -> tf.Tensor:
     """Return the mean binary cross-entropy over classes, `(B,)`.
 
     Labels are 0 or 1, `(B, C)`.
     """
-    losses_BC = tf.nn.sigmoid_cross_entropy_with_logits(
-        tf.cast(labels_BC, tf.float32), tf.cast(logits_BC, tf.float32)
-    )
-    return tf.reduce_mean(losses_BC, axis=-1)
-
-
-def focal_multi_label_cross_entropy(
-    labels_BC: tf.Tensor, logits_BC: tf.Tensor, gamma: float
-) -> tf.Tensor:
-    """Return the focal form of `multi_label_cross_entropy`; labels are 0 or 1."""
-    return tf.reduce_mean(_focal(_margins(labels_BC, logits_BC), gamma), axis=-1)
+    return tf.reduce_mean(_binary_cross_entropy(labels_BC, logits_BC, gamma), axis=-1)
 
 
 def squared_error(values_B: tf.Tensor, outputs_B1: tf.Tensor) -> tf.Tensor:
@@ -309,9 +290,13 @@ def _without_axis(labels, output, dtype=tf.float32):
     return labels[..., 0] if is_column else labels
 
 
-def _margins(labels, logits):
-    """Return the log-odds of the label: the logit if it is 1, the negated logit if it is 0."""
-    return (2.0 * tf.cast(labels, tf.float32) - 1.0) * tf.cast(logits, tf.float32)
+def _binary_cross_entropy(labels, logits, gamma):
+    """Return the loss of each logit."""
+    labels, logits = tf.cast(labels, tf.float32), tf.cast(logits, tf.float32)
+    if not gamma:
+        return tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
+    # The log-odds of the label: the logit if it is 1, the negated logit if it is 0.
+    return _focal((2.0 * labels - 1.0) * logits, gamma)
 
 
 def _focal(margins, gamma):

@@ -62,16 +62,13 @@ _OF_VALUES = _Fitting(
     others=(*_OF_NUMBERS, "huber", "log_cosh"),
     metrics=("mean_squared_error", "root_mean_squared_error", *_OF_NUMBERS),
 )
-# By the loss of an output, or the focal loss in its place.
+# By the loss of an output.
 _FITTING: dict[Any, _Fitting] = {
     losses.softmax_cross_entropy: _OF_SOFTMAX,
     losses.vocab_cross_entropy: _OF_SOFTMAX,
     losses.half_softmax_cross_entropy: _OF_SOFTMAX,
-    losses.focal_softmax_cross_entropy: _OF_SOFTMAX,
     losses.sigmoid_cross_entropy: _OF_SIGMOID,
-    losses.focal_sigmoid_cross_entropy: _OF_SIGMOID,
     losses.multi_label_cross_entropy: _OF_LABELS,
-    losses.focal_multi_label_cross_entropy: _OF_LABELS,
     losses.squared_error: _OF_VALUES,
 }
 # All other metrics of the tasks of this project are the better the higher they are.

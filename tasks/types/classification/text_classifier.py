@@ -19,9 +19,6 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import (
-    focal_multi_label_cross_entropy,
-    focal_sigmoid_cross_entropy,
-    focal_softmax_cross_entropy,
     multi_label_cross_entropy,
     sigmoid_cross_entropy,
     sigmoid_divergence,
@@ -49,11 +46,11 @@ from tasks.model.task_model import TaskModel
 from tasks.types.classification import class_imbalance
 
 BETWEEN_LABELS = "|"
-# By the function from logits to probabilities: cross-entropy and focal loss.
-_LOSSES: dict[str, tuple[Loss, Loss]] = {
-    "multi_label": (multi_label_cross_entropy, focal_multi_label_cross_entropy),
-    "sigmoid": (sigmoid_cross_entropy, focal_sigmoid_cross_entropy),
-    "softmax": (softmax_cross_entropy, focal_softmax_cross_entropy),
+# By the function from logits to probabilities.
+_LOSSES: dict[str, Loss] = {
+    "multi_label": multi_label_cross_entropy,
+    "sigmoid": sigmoid_cross_entropy,
+    "softmax": softmax_cross_entropy,
 }
 
 
@@ -440,9 +437,9 @@ class ClassificationTask(LabelledTextTask):
     @property
     def losses(self) -> dict[str, Loss]:
         """Cross-entropy or focal loss (Lin et al. 2017)."""
-        plain, focal = _LOSSES["multi_label" if self.multi_label else self.activation]
+        loss = _LOSSES["multi_label" if self.multi_label else self.activation]
         gamma = self.focal_gamma
-        return {"label": functools.partial(focal, gamma=gamma) if gamma else plain}
+        return {"label": functools.partial(loss, gamma=gamma) if gamma else loss}
 
     @property
     def soft_losses(self) -> dict[str, Loss]:
