@@ -16,6 +16,8 @@ NOT_FINITE = "the loss or its gradient is not finite"
 FIRST_LOSS_SCALE, GROWTH_STEPS = 2.0**15, 2000
 NO_DECAY = ("gamma", "beta", "bias", "output_bias")  # Last component of a path.
 _BELOW_HEADS = re.compile(r"(?:^|/)(?:embeddings|layer_(\d+))/")
+# Maps weights, Adam's step, and the rate of decay or None, to the step of an optimizer.
+Rule = Callable[[tf.Tensor, tf.Tensor, float | None], tf.Tensor]
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -160,6 +162,8 @@ class AdamBase(keras.optimizers.Optimizer):
         name: Name of the Keras optimizer. Defaults to the class name in lower case.
     """
 
+    _rule: Rule
+
     def __init__(
         self,
         learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
@@ -283,11 +287,19 @@ class AdamBase(keras.optimizers.Optimizer):
             1.0 if self.clip_norm is None else self.clip_norm / tf.maximum(norm, self.clip_norm)
         )
         learning_rate = tf.cast(self.learning_rate, tf.float32)
+        power_1, power_2 = self._powers()
 
         def update():
             for variable, grad in zip(variables, grads, strict=True):
                 rate = self.layer_decay ** self._exponents[id(variable)] * learning_rate
-                self._update(variable, *self._slots[id(variable)], grad, factor, rate)
+                update_in_place(
+                    self._rule,
+                    [of.value.handle for of in (variable, *self._slots[id(variable)])],
+                    variable.shape,
+                    grad,
+                    tf.stack([factor, rate, 1.0 - power_1, 1.0 - power_2]),
+                    **self._options(variable),
+                )
                 if variable.constraint is not None:
                     _constrain(variable)
             return tf.no_op()
@@ -311,7 +323,7 @@ class AdamBase(keras.optimizers.Optimizer):
         ]
 
         def update(handles, grads, scalars, is_running):
-            rate, correction_1, correction_2, scale = tf.unstack(scalars)
+            rate, *corrections, scale = tf.unstack(scalars)
             norm = tf.linalg.global_norm(grads) / scale
             is_applied = is_running & tf.math.is_finite(norm)
             factor = 1.0 / scale
@@ -319,14 +331,10 @@ class AdamBase(keras.optimizers.Optimizer):
                 factor *= self.clip_norm / tf.maximum(norm, self.clip_norm)
             for variable, of_variable, grad in zip(variables, handles, grads, strict=True):
                 before = _read(of_variable, variable.shape)
-                after = self._updated(
-                    *before,
-                    grad * factor,
-                    self.layer_decay ** self._exponents[id(variable)] * rate,
-                    correction_1,
-                    correction_2,
-                    self.decays(variable),
-                )
+                own_rate = self.layer_decay ** self._exponents[id(variable)] * rate
+                scalars = (own_rate, *corrections)
+                options = self._options(variable)
+                after = _updated(self._rule, before, grad * factor, scalars, **options)
                 if variable.constraint is not None:
                     after = (variable.constraint(after[0]), *after[1:])
                 for handle, old, new in zip(of_variable, before, after, strict=True):
@@ -349,6 +357,11 @@ class AdamBase(keras.optimizers.Optimizer):
         self.loss_scale.assign(tf.where(is_running, tf.maximum(new_scale, 1.0), scale))
         self.finite_steps.assign(tf.where(is_running, after, before))
         return tf.where(is_finite | (scale <= 1.0), norm, 0.0)
+
+    def _options(self, variable):
+        """Return the constants of a variable's update; its decay is None if it does not decay."""
+        options = {name: getattr(self, name) for name in ("beta_1", "beta_2", "epsilon")}
+        return {**options, "decay": self.weight_decay_rate if self.decays(variable) else None}
 
     def _powers(self):
         """Return beta_1^t and beta_2^t for bias correction, or zeros without it."""
@@ -381,52 +394,18 @@ def _exponents(variables):
     return {key: num_layers - layers.get(key, num_layers) for key in matches}
 
 
-@keras.saving.register_keras_serializable("bert_tf")
-class AdamW(AdamBase):
-    """Adam with decoupled weight decay (Kingma & Ba 2015; Loshchilov & Hutter 2019).
-
-    With `bias_correction=False` it equals the released AdamWeightDecayOptimizer. On small datasets
-    bias correction makes fine-tuning more stable (Mosbach et al. 2021).
-    """
-
-    def _updated(self, weights, m, v, gradient, rate, correction_1, correction_2, decays):
-        """Return the weights and moments after an update with a clipped gradient."""
-        return _adamw_values(
-            *(weights, m, v, gradient, rate, correction_1, correction_2), **self._options(decays)
-        )
-
-    def _update(self, variable, m, v, gradient, factor, learning_rate):
-        """Update a variable and its moments in place.
-
-        m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, w -= rate (m / (sqrt(v) + eps) + decay w).
-
-        With bias correction m and v are first divided by 1 - b1^t and 1 - b2^t. g is the gradient
-        times `factor`, which clips it. All replicas apply the same update to their own copies.
-        """
-        power_1, power_2 = self._powers()
-        adamw_update(
-            [of.value.handle for of in (variable, m, v)],
-            variable.shape,
-            gradient,
-            tf.stack([factor, learning_rate, 1.0 - power_1, 1.0 - power_2]),
-            **self._options(self.decays(variable)),
-        )
-
-    def _options(self, decays):
-        options = {name: getattr(self, name) for name in ("beta_1", "beta_2", "epsilon")}
-        return {**options, "decay": self.weight_decay_rate if decays else 0.0}
-
-
-def adamw_update(
+def update_in_place(
+    rule: Rule,
     handles: Sequence[tf.Tensor],
     shape: Sequence[int],
     gradient: tf.Tensor,
     scalars: tf.Tensor,
-    **options: float,
+    **options: float | None,
 ) -> None:
-    """Apply one AdamW update in place (Kingma & Ba 2015; Loshchilov & Hutter 2019).
+    """Apply one update of an optimizer to this replica's copy of a variable and its moments.
 
     Args:
+        rule: That of the optimizer, a function of this module.
         handles: Resource handles of the float32 variables w, m and v.
         shape: Their static shape.
         gradient: float32, of that shape.
@@ -435,35 +414,26 @@ def adamw_update(
     """
     is_compiled = are_compiled() and max(shape, default=1) >= MIN_WIDTH  # A scalar has no width.
     known = tuple(shape) if is_compiled else (None,) * len(shape)
-    _traced_adamw(is_compiled, known, tuple(sorted(options.items())))(*handles, gradient, scalars)
+    update = _traced(rule, is_compiled, known, tuple(sorted(options.items())))
+    update(*handles, gradient, scalars)
 
 
 @functools.cache
-def _traced_adamw(is_compiled, shape, options):
+def _traced(rule, is_compiled, shape, options):
     """Return the traced update for a shape; one per rank if it is not compiled."""
     specs = [tf.TensorSpec([], tf.resource)] * 3
     specs += [tf.TensorSpec(shape, tf.float32), tf.TensorSpec([4], tf.float32)]
 
-    # Not functools.partial, of which TensorFlow takes an empty shape for an argument too many.
     def update(weights_at, m_at, v_at, gradient, scalars):
-        _adamw(weights_at, m_at, v_at, gradient, scalars, shape=shape, **dict(options))
+        handles = (weights_at, m_at, v_at)
+        factor, *others = tf.unstack(scalars)
+        before = _read(handles, shape)
+        after = _updated(rule, before, gradient * factor, others, **dict(options))
+        # A variable's own assign methods return a copy; raw ones let XLA write in place.
+        for handle, value in zip(handles, after, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
     return tf.function(update, input_signature=specs, jit_compile=is_compiled, autograph=False)
-
-
-def _adamw(weights_at, m_at, v_at, gradient, scalars, *, shape, **options):
-    """Update w, m and v through their handles.
-
-    A variable's own assign methods return a copy; raw assignments let XLA write in place.
-    """
-    handles = (weights_at, m_at, v_at)
-    factor, learning_rate, correction_1, correction_2 = tf.unstack(scalars)
-    before = _read(handles, shape)
-    values = _adamw_values(
-        *before, gradient * factor, learning_rate, correction_1, correction_2, **options
-    )
-    for handle, value in zip(handles, values, strict=True):
-        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def _constrain(variable):
@@ -482,14 +452,42 @@ def _read(handles, shape):
     return values
 
 
-def _adamw_values(
-    weights, m, v, gradient, rate, correction_1, correction_2, *, beta_1, beta_2, epsilon, decay
-):
-    """Return the weights and moments after an update with a clipped gradient."""
+def _updated(rule, before, gradient, scalars, *, beta_1, beta_2, epsilon, decay):
+    """Return the weights and moments after an update with a clipped gradient g.
+
+    m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, w -= rate * rule(w, m / (sqrt(v) + eps), decay).
+
+    With bias correction m and v are first divided by 1 - b1^t and 1 - b2^t.
+    """
+    (weights, m, v), (rate, correction_1, correction_2) = before, scalars
     m = beta_1 * m + (1 - beta_1) * gradient
     v = beta_2 * v + (1 - beta_2) * tf.square(gradient)
     step = (m / correction_1) / (tf.sqrt(v / correction_2) + epsilon)
-    return weights - rate * (step + decay * weights), m, v
+    return weights - rate * rule(weights, step, decay), m, v
+
+
+def _decayed(weights, step, decay):
+    return step + (decay or 0.0) * weights
+
+
+def _scaled(weights, step, decay):
+    if decay is None:
+        return step
+    # Scaled also if the rate of decay is 0.
+    step += decay * weights
+    step_norm, weight_norm = tf.norm(step), tf.norm(weights)
+    return step * tf.where((step_norm > 0) & (weight_norm > 0), weight_norm / step_norm, 1.0)
+
+
+@keras.saving.register_keras_serializable("bert_tf")
+class AdamW(AdamBase):
+    """Adam with decoupled weight decay (Kingma & Ba 2015; Loshchilov & Hutter 2019).
+
+    With `bias_correction=False` it equals the released AdamWeightDecayOptimizer. On small datasets
+    bias correction makes fine-tuning more stable (Mosbach et al. 2021).
+    """
+
+    _rule = staticmethod(_decayed)
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -501,30 +499,4 @@ class Lamb(AdamBase):
     LAMB; all other variables are, also with a weight decay of 0.
     """
 
-    def _update(self, variable, m, v, gradient, factor, learning_rate):
-        power_1, power_2 = self._powers()
-        handles = [of.value.handle for of in (variable, m, v)]
-        # All replicas apply the same update to their own copies.
-        values = self._updated(
-            *_read(handles, variable.shape),
-            gradient * factor,
-            learning_rate,
-            1 - power_1,
-            1 - power_2,
-            self.decays(variable),
-        )
-        for handle, value in zip(handles, values, strict=True):
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-    def _updated(self, weights, m, v, gradient, rate, correction_1, correction_2, decays):
-        """Return the weights and moments after an update with a clipped gradient."""
-        m = self.beta_1 * m + (1 - self.beta_1) * gradient
-        v = self.beta_2 * v + (1 - self.beta_2) * gradient**2
-        update = m / correction_1 / (tf.sqrt(v / correction_2) + self.epsilon)
-        if decays:  # Scaled also if the rate of decay is 0.
-            update += self.weight_decay_rate * weights
-            update_norm, weight_norm = tf.norm(update), tf.norm(weights)
-            update *= tf.where(
-                (update_norm > 0) & (weight_norm > 0), weight_norm / update_norm, 1.0
-            )
-        return weights - rate * update, m, v
+    _rule = staticmethod(_scaled)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf.model.fused_kernels import MIN_WIDTH, compile_kernels
-from bert_tf.train.optimizer import AdamW, Lamb, adamw_update
+from bert_tf.train.optimizer import AdamW, Lamb, update_in_place
 
 
 @pytest.mark.parametrize("width", [3, MIN_WIDTH + 1])
@@ -18,7 +18,8 @@ def test_adamw_by_numpy(decay, width):
     weights, m, gradient = (rng.normal(size=[7, width]).astype(np.float32) for _ in range(3))
     v = np.square(rng.normal(size=[7, width])).astype(np.float32)
     variables = [tf.Variable(value) for value in (weights, m, v)]
-    adamw_update(
+    update_in_place(
+        AdamW._rule,
         [variable.handle for variable in variables],
         [7, width],
         tf.constant(gradient),
@@ -41,7 +42,8 @@ def test_an_update_is_compiled_with_the_kernels(is_compiled):
 
     @tf.function
     def update():
-        adamw_update(
+        update_in_place(
+            AdamW._rule,
             [variable.handle for variable in variables],
             [MIN_WIDTH],
             tf.ones([MIN_WIDTH]),
@@ -97,7 +99,8 @@ def test_reads_before_an_update_keep_their_value():
     def step():
         before = variables[0].read_value()
         with tf.control_dependencies([before]):
-            adamw_update(
+            update_in_place(
+                AdamW._rule,
                 [variable.handle for variable in variables],
                 [512, 64],
                 tf.ones([512, 64]),
