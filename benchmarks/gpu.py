@@ -285,7 +285,7 @@ def finetuning(case, toy, seconds):
     import tensorflow as tf
 
     from bert_tf import BertConfig
-    from bert_tf.text.encoder_inputs import PackedShape, padded_to_flat, padded_to_packed
+    from bert_tf.text.encoder_inputs import PackedShape, from_padded, to_flat, to_packed
     from bert_tf.train.distribution import use_precision
     from bert_tf.train.losses import softmax_cross_entropy
     from bert_tf.train.optimizer import AdamW
@@ -296,8 +296,12 @@ def finetuning(case, toy, seconds):
     batch, strategy = batch_of(sizes, "mixed" in case), tf.distribute.get_strategy()
     inputs = {name: batch[name] for name in ("input_ids", "input_mask", "segment_ids")}
     shape = PackedShape.of_lengths(inputs["input_mask"].sum(axis=1), sizes.batch, sizes.length)
-    layouts = {"padded": dict, "flat": padded_to_flat}
-    layout = layouts.get(layout_of(case), lambda values: padded_to_packed(values, shape))
+    layouts = {
+        "padded": dict,
+        "flat": lambda values: to_flat(from_padded(values), None),
+        "packed": lambda values: to_packed(from_padded(values), None, shape),
+    }
+    layout = layouts[layout_of(case)]
     labels = {"label": np.arange(sizes.batch, dtype=np.int32) % 3}
     weights = {"label": np.ones(sizes.batch, np.float32)}
     dataset = tf.data.Dataset.from_tensors(inputs).map(layout)

@@ -26,9 +26,10 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files
 from bert_tf.text.encoder_inputs import (
     PackedShape,
-    padded_to_flat,
-    padded_to_packed,
+    from_padded,
     place_sequences,
+    to_flat,
+    to_packed,
 )
 from bert_tf.text.vocabulary import Vocabulary
 
@@ -431,7 +432,7 @@ def flatten_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         masked_lm_positions `(B, P)` relative to T, the other masked_lm_* tensors and
         next_sentence_labels `(B,)`. T is rounded up to a bucket size; the tail is 0.
     """
-    flat = padded_to_flat(examples)
+    flat = to_flat(from_padded(examples), None)
     return _with_labels(flat, examples, flat["row_splits"][:-1, tf.newaxis])
 
 
@@ -447,7 +448,7 @@ def pack_examples(
             They get the same number of rows and are stacked on a new first axis.
 
     Returns:
-        Dict with the inputs of `padded_to_packed`, masked_lm_positions `(B, P)` relative to all
+        Dict with the inputs of `to_packed`, masked_lm_positions `(B, P)` relative to all
         tokens, the other masked_lm_* tensors and next_sentence_labels `(B,)`.
     """
     if num_parts == 1:
@@ -464,7 +465,7 @@ def pack_examples(
 
 
 def _pack(examples, shape, places=None):
-    packed = padded_to_packed(examples, shape, places)
+    packed = to_packed(from_padded(examples), None, shape, places=places)
     return _with_labels(packed, examples, packed["token_indices"][:, :1])
 
 

@@ -20,13 +20,13 @@ from bert_tf.text.vocabulary import Vocabulary
 
 
 def to_padded(
-    packed: Packed, vocabulary: Vocabulary, length: int | None = None
+    packed: Packed, vocabulary: Vocabulary | None, length: int | None = None
 ) -> dict[str, tf.Tensor]:
     """Convert packed sequences to the padded layout.
 
     Args:
         packed: Packed sequences.
-        vocabulary: Provides the id of [PAD].
+        vocabulary: Provides the id of [PAD]; `None` for 0.
         length: L. Defaults to the length of the longest sequence.
 
     Returns:
@@ -34,10 +34,14 @@ def to_padded(
     """
     shape = [None, length]
     return {
-        "input_ids": packed.input_ids.to_tensor(vocabulary["[PAD]"], shape=shape),
+        "input_ids": packed.input_ids.to_tensor(_pad_id(vocabulary), shape=shape),
         "input_mask": tf.ones_like(packed.input_ids).to_tensor(0, shape=shape),
         "segment_ids": packed.segment_ids.to_tensor(0, shape=shape),
     }
+
+
+def _pad_id(vocabulary):
+    return 0 if vocabulary is None else vocabulary["[PAD]"]
 
 
 ROW_LENGTHS = (64, 128, 256, 384, 512)  # Multiples of 128 above.
@@ -138,15 +142,20 @@ def assign_rows(lengths_B: np.ndarray, length: int) -> tuple[np.ndarray, np.ndar
 
 
 def to_packed(
-    packed: Packed, vocabulary: Vocabulary, shape: PackedShape, num_sequences: int | None = None
+    packed: Packed,
+    vocabulary: Vocabulary | None,
+    shape: PackedShape,
+    num_sequences: int | None = None,
+    places: tuple[tf.Tensor, tf.Tensor] | None = None,
 ) -> dict[str, tf.Tensor]:
     """Convert packed sequences to the packed layout, several of them per row.
 
     Args:
         packed: Packed sequences.
-        vocabulary: Provides the id of [PAD].
+        vocabulary: Provides the id of [PAD]; `None` for 0.
         shape: Tokens per row and numbers of rows.
         num_sequences: B; sequences without tokens are appended. Defaults to those of `packed`.
+        places: Result of `place_sequences`. Defaults to that of this batch.
 
     Returns:
         Dict of int32 `(R, L)`: "input_ids", "segment_ids", "position_ids" and "sequence_ids", the
@@ -157,36 +166,7 @@ def to_packed(
     if num_sequences is not None:
         lengths_B = tf.pad(lengths_B, [[0, num_sequences - tf.size(lengths_B)]])
         lengths_B.set_shape([num_sequences])
-    tokens = (packed.input_ids.flat_values, packed.segment_ids.flat_values)
-    return _in_rows(
-        *tokens, lengths_B, shape, place_sequences(lengths_B, shape), vocabulary["[PAD]"]
-    )
-
-
-def padded_to_packed(
-    inputs: Mapping[str, tf.Tensor],
-    shape: PackedShape,
-    places: tuple[tf.Tensor, tf.Tensor] | None = None,
-) -> dict[str, tf.Tensor]:
-    """Convert a padded batch to the layout of `to_packed`, with 0 instead of [PAD].
-
-    `places` is the result of `place_sequences`. Defaults to that of this batch.
-    """
-    is_token_BL = inputs["input_mask"] > 0
-    lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
-    return _in_rows(
-        tf.boolean_mask(inputs["input_ids"], is_token_BL),
-        tf.boolean_mask(inputs["segment_ids"], is_token_BL),
-        lengths_B,
-        shape,
-        place_sequences(lengths_B, shape) if places is None else places,
-        pad_id=0,
-    )
-
-
-def _in_rows(input_ids_T, segment_ids_T, lengths_B, shape, places, pad_id):
-    """Return the packed layout of tokens without padding."""
-    num_rows, starts_B = places
+    num_rows, starts_B = place_sequences(lengths_B, shape) if places is None else places
     static_rows = shape.row_counts[0] if len(shape.row_counts) == 1 else None
     position_of = tf.ragged.range(lengths_B)
     position_T, sequence_T = position_of.flat_values, tf.cast(position_of.value_rowids(), tf.int32)
@@ -201,8 +181,8 @@ def _in_rows(input_ids_T, segment_ids_T, lengths_B, shape, places, pad_id):
     position_S = tf.range(shape.max_seq_length)
     is_token_BS = position_S < lengths_B[:, tf.newaxis]
     return {
-        "input_ids": in_rows(input_ids_T, pad_id),
-        "segment_ids": in_rows(segment_ids_T),
+        "input_ids": in_rows(packed.input_ids.flat_values, _pad_id(vocabulary)),
+        "segment_ids": in_rows(packed.segment_ids.flat_values),
         "position_ids": in_rows(position_T),
         "sequence_ids": in_rows(sequence_T + 1),
         "token_indices": tf.where(is_token_BS, starts_B[:, tf.newaxis] + position_S, -1),
@@ -241,26 +221,30 @@ def place_sequences(lengths: tf.Tensor, shape: PackedShape) -> tuple[tf.Tensor, 
     return num_rows, tf.ensure_shape(starts, lengths.shape)
 
 
-def to_flat(packed: Packed, vocabulary: Vocabulary, exact_tokens: int = 0) -> dict[str, tf.Tensor]:
+def to_flat(
+    packed: Packed, vocabulary: Vocabulary | None, exact_tokens: int = 0
+) -> dict[str, tf.Tensor]:
     """Convert packed sequences to the flat layout.
 
     T is rounded up to a bucket size; tokens after row_splits[-1] are [PAD] and are ignored.
 
     Args:
         packed: Packed sequences.
-        vocabulary: Provides the id of [PAD].
+        vocabulary: Provides the id of [PAD]; `None` for 0.
         exact_tokens: Up to this many tokens, T is not rounded up.
 
     Returns:
         Dict of int32: "input_ids" and "segment_ids" `(T,)`, "row_splits" `(B + 1,)`.
     """
-    return _flat(
-        packed.input_ids.flat_values,
-        packed.segment_ids.flat_values,
-        tf.cast(packed.input_ids.row_splits, tf.int32),
-        vocabulary["[PAD]"],
-        exact_tokens,
-    )
+    input_ids = packed.input_ids.flat_values
+    count = tf.size(input_ids)
+    rounded = tf.where(count <= exact_tokens, count, round_up_to_bucket(count))
+    tail = [[0, rounded - count]]
+    return {
+        "input_ids": tf.pad(input_ids, tail, constant_values=_pad_id(vocabulary)),
+        "segment_ids": tf.pad(packed.segment_ids.flat_values, tail),
+        "row_splits": tf.cast(packed.input_ids.row_splits, tf.int32),
+    }
 
 
 def one_sequence(packed: Packed) -> dict[str, tf.Tensor]:
@@ -276,36 +260,19 @@ def one_sequence(packed: Packed) -> dict[str, tf.Tensor]:
     }
 
 
-def padded_to_flat(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Convert the padded layout to that of `to_flat`, with 0 instead of [PAD] in the tail."""
+def from_padded(inputs: Mapping[str, tf.Tensor]) -> Packed:
+    """Return the sequences of a padded batch."""
     is_token_BL = inputs["input_mask"] > 0
     lengths_B = tf.reduce_sum(inputs["input_mask"], axis=1)
-    return _flat(
-        tf.boolean_mask(inputs["input_ids"], is_token_BL),
-        tf.boolean_mask(inputs["segment_ids"], is_token_BL),
-        tf.concat([[0], tf.cumsum(lengths_B)], axis=0),
-        pad_id=0,
+    tokens = (tf.boolean_mask(inputs[name], is_token_BL) for name in ("input_ids", "segment_ids"))
+    return Packed(
+        *(tf.RaggedTensor.from_row_lengths(of, lengths_B, validate=False) for of in tokens)
     )
 
 
 def flat_to_padded(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Convert the layout of `to_flat` to that of `to_padded`, with 0 instead of [PAD]."""
     splits = inputs["row_splits"]
-    tokens = {name: inputs[name][: splits[-1]] for name in ("input_ids", "segment_ids")}
-    tokens["input_mask"] = tf.ones_like(tokens["input_ids"])
-    return {
-        name: tf.RaggedTensor.from_row_splits(values, splits, validate=False).to_tensor(0)
-        for name, values in tokens.items()
-    }
-
-
-def _flat(input_ids, segment_ids, row_splits, pad_id, exact_tokens=0):
-    """Return the flat layout of tokens without padding, completed to a bucket size."""
-    count = tf.size(input_ids)
-    rounded = tf.where(count <= exact_tokens, count, round_up_to_bucket(count))
-    tail = [[0, rounded - count]]
-    return {
-        "input_ids": tf.pad(input_ids, tail, constant_values=pad_id),
-        "segment_ids": tf.pad(segment_ids, tail),
-        "row_splits": row_splits,
-    }
+    tokens = (inputs[name][: splits[-1]] for name in ("input_ids", "segment_ids"))
+    packed = Packed(*(tf.RaggedTensor.from_row_splits(of, splits, validate=False) for of in tokens))
+    return to_padded(packed, None)
