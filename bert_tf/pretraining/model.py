@@ -16,7 +16,10 @@ from bert_tf.model.layers import LayerNorm
 from bert_tf.train.losses import is_correct, softmax_cross_entropy, vocab_cross_entropy
 from bert_tf.weights.pretrained_encoder import Encoder
 
-LOSSES = {"masked_lm": vocab_cross_entropy, "next_sentence": softmax_cross_entropy}
+LOSSES: dict[str, Callable[..., tf.Tensor]] = {
+    "masked_lm": vocab_cross_entropy,
+    "next_sentence": softmax_cross_entropy,
+}
 METRICS = {
     "masked_lm_accuracy": ("masked_lm", is_correct),
     "next_sentence_accuracy": ("next_sentence", is_correct),

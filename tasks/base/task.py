@@ -654,8 +654,8 @@ class ChoiceTask(Task):
 
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize and pack each of the others with the first text, one window per pair."""
-        in_order = [texts[name] for name in self.input_names]
-        return pair_windows(*in_order, tokenize, vocabulary, self.max_seq_length)
+        first_B, others_BC = (texts[name] for name in self.input_names)
+        return pair_windows(first_B, others_BC, tokenize, vocabulary, self.max_seq_length)
 
 
 def _fits(value, hint):
