@@ -127,12 +127,12 @@ def test_the_evaluation_loss_by_hand(pipeline, encoded, monkeypatch):
     evaluator = Evaluator(pipeline.task, pipeline.model, tf.distribute.get_strategy())
     logits = np.log(np.tile([[0.5, 0.25, 0.25]], (10, 1))).astype(np.float32)
 
-    def collected(data, look):
+    def outputs(data, on_batch):
         for numbers in (np.array([3, 1, 8]), np.array([0, 2, 4, 5, 6, 7, 9])):
-            look(numbers, {"label": logits[numbers]})
+            on_batch(numbers, {"label": logits[numbers]})
         return {"label": logits}
 
-    monkeypatch.setattr(evaluator, "_collected", collected)
+    monkeypatch.setattr(evaluator, "outputs", outputs)
     expected = (3 * math.log(2) + 6 * math.log(4) + math.log(2)) / 10
     assert evaluator.metrics(encoded)["loss"] == pytest.approx(expected)
 
