@@ -82,6 +82,23 @@ def test_the_configuration_describes_the_products(calls, dtype):
         assert {name[: -len(suffix)] for name in attention if name.endswith(suffix)} == products
 
 
+def test_the_formula_is_attention_and_its_gradient():
+    tensors = inputs_of(tf.float32)
+    upstream = tf.constant(np.random.default_rng(1).normal(size=SHAPE), tf.float32)
+    context, *gradients = fused_attention.formula(*tensors, upstream)
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        expected = plain(*tensors)
+    np.testing.assert_allclose(context, expected, atol=1e-6)
+    for found, other in zip(gradients, tape.gradient(expected, tensors[:3], upstream), strict=True):
+        np.testing.assert_allclose(found, other, atol=1e-5)
+
+
+def plain(queries, keys, values, bias):
+    scores = tf.einsum("rlnd,rmnd->rnlm", queries, keys) / np.sqrt(8)
+    return tf.einsum("rnlm,rmnd->rlnd", tf.nn.softmax(scores + bias), values)
+
+
 @pytest.mark.parametrize(
     ("factors", "is_right"),
     [((1.0, 1.0), True), ((1.1, 1.0), False), ((1.0, 1.1), False), ((1.0, float("nan")), False)],
@@ -91,11 +108,12 @@ def test_a_wrong_result_is_not_used(monkeypatch, factors, is_right):
     forward, backward = factors
 
     def contexts(*tensors):
-        return fused_attention.formula(*tensors) * forward, tf.zeros([])
+        found = fused_attention.formula(*tensors, tensors[0])
+        return found[0] * forward, tf.zeros([])
 
     def gradients(*tensors):
-        context = fused_attention.formula(*tensors[:4])
-        return [of * backward for of in tf.gradients(context, tensors[:3], tensors[-1])]
+        found = fused_attention.formula(*tensors[:4], tensors[-1])
+        return [of * backward for of in found[1:]]
 
     monkeypatch.setattr(fused_attention, "_forward", contexts)
     monkeypatch.setattr(fused_attention, "_backward", gradients)
@@ -148,7 +166,7 @@ def test_attention_without_dropout_uses_it(monkeypatch, rate):
 
     def attention(*tensors):
         used.append([tensor.shape.as_list() for tensor in tensors])
-        return fused_attention.formula(*tensors)
+        return fused_attention.formula(*tensors, tensors[0])[0]
 
     monkeypatch.setattr(fused_attention, "is_available", lambda shape, dtype: True)
     monkeypatch.setattr(fused_attention, "attention", attention)
