@@ -118,11 +118,8 @@ def test_stopped_by_a_signal_twice_the_run_is_bitwise_equal(
 @pytest.mark.slow
 def test_a_model_with_compiled_kernels_resumes_bitwise_equal(directories, tmp_path, monkeypatch):
     """Use a model wide enough for compiled kernels, with dropout; TINY ones use plain formulas."""
-    config = config_of(
-        **{**TINY, "hidden_size": MIN_WIDTH, "intermediate_size": MIN_WIDTH + 2},
-        num_hidden_layers=2,
-        max_position_embeddings=48,
-    )
+    sizes = {"hidden_size": MIN_WIDTH, "intermediate_size": MIN_WIDTH + 2, "num_hidden_layers": 2}
+    config = config_of(**{**TINY, **sizes}, max_position_embeddings=48)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     wide = {**directories, "config": tmp_path / "config.json"}
     complete = recipe.pretrain(settings_of(wide, tmp_path / "whole", **STEPS, **NEVER))
