@@ -161,7 +161,8 @@ class TrainingRun:
             newest = from_chief(strategy, lambda: checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do; best step {best}")
             begin()
-            self._plot(run, evaluator, encoded_devs[:1])  # It may have been killed before.
+            if from_chief(strategy, plotting.is_installed):  # Or killed before its plots.
+                self._plot(run, evaluator, encoded_devs[:1])
             return run
         distilled = None
         losses: dict[str, Any] = {"losses": task.losses}
