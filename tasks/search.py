@@ -82,7 +82,7 @@ class SearchSettings(EmbedderSettings):
             self.input_files()
 
     def input_files(self) -> list[str]:
-        """Return the files of the rows in order, without the shards of their vectors."""
+        """Return the files of the rows in order, without those in the directory of the vectors."""
         assert self.input is not None
         return input_files(self.input, self.vectors)
 

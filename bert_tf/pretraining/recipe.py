@@ -101,24 +101,13 @@ def _pretrain(settings, log, strategy):
         run = open_run(strategy, settings.output_dir, log_wait)
         run.check_resumable(settings.recorded(), None, defaults(PretrainSettings))
         _check_config(settings, run)
-    source, vocabulary, config, phases, held_out = _inputs(settings, run)
-    verified, before = {}, _read_verified(settings.output_dir)
-    manifests = [data.manifest for data in (*phases, *([held_out] if held_out else []))]
-    for manifest in manifests:
-        verified |= manifest.check_files(log, before)
-        if warning := manifest.next_sentence_warning():
-            log(f"warning: {warning}")
-    num_train_steps = settings.phase_ends[-1]
-
+    directories = (*settings.shards, *filter(None, [settings.eval_shards]))
+    manifests = [Manifest.load(directory) for directory in directories]
     # The masks that are drawn in training leave no trace in the shards.
     record = {
         "data": [manifest.sha256 for manifest in manifests],
         "masks": [manifest.masks for manifest in manifests],
     }
-    values = [settings.recorded(), record, config.to_dict(), vocabulary.sha256]
-    if source and is_multi_worker(strategy):
-        values.append(source.sha256)
-    check_alike(strategy, values)
     if run:
         recorded = {"masks": record["masks"], **run.train}  # Older runs have no masks.
         if any(recorded.get(name) != now for name, now in record.items()):
@@ -126,6 +115,19 @@ def _pretrain(settings, log, strategy):
                 f"--shards, --eval_shards: differ from those {run.path} was started with; restore "
                 "them or name a new --output_dir"
             )
+    source, vocabulary, config, phases, held_out = _inputs(settings, run)
+    verified, before = {}, _read_verified(settings.output_dir)
+    for manifest in manifests:
+        verified |= manifest.check_files(log, before)
+        if warning := manifest.next_sentence_warning():
+            log(f"warning: {warning}")
+    num_train_steps = settings.phase_ends[-1]
+
+    values = [settings.recorded(), record, config.to_dict(), vocabulary.sha256]
+    if source and is_multi_worker(strategy):
+        values.append(source.sha256)
+    check_alike(strategy, values)
+    if run:
         if from_chief(strategy, lambda: run.is_finished(num_train_steps, bool(held_out))):
             newest = from_chief(strategy, lambda: run.checkpoints.steps()[-1])
             log(f"{run.path}: finished at step {newest}, nothing to do")

@@ -113,7 +113,10 @@ class PretrainSettings:
                 raise UserError(f"--{name}={getattr(self, name)}: expected --eval_shards as well")
 
     def check(self) -> None:
-        """Check local shards, weights and the run without TensorFlow; raises UserError."""
+        """Check local shards and the run without TensorFlow; raises UserError.
+
+        Weights and configuration are checked too if a new run would certainly start.
+        """
         # Remote paths need TensorFlow's file systems and are checked once it is imported.
         for directory in filter(None, (*self.shards, self.eval_shards)):
             if not files.is_remote(directory):

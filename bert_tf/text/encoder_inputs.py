@@ -115,7 +115,8 @@ class PackedShape:
     def of_unknown_lengths(cls, batch_size: int, max_seq_length: int) -> Self:
         """Return the shapes of batches of sequences that are not known beforehand.
 
-        Arguments as of `of_lengths`. The numbers of rows are the quarters of B.
+        Arguments as of `of_lengths`, with one sequence per example. The numbers of rows are the
+        quarters of `batch_size`.
         """
         quarters = {-(-batch_size * quarter // 4) for quarter in (1, 2, 3, 4)}
         return cls(max_seq_length, tuple(sorted(quarters)))

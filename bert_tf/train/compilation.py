@@ -81,7 +81,8 @@ def packed_shape(
 ) -> PackedShape:
     """Return the shapes of packed batches; on TPUs a single one, known before the first batch.
 
-    Arguments as of `PackedShape.of_lengths`, and the distribution strategy.
+    Arguments as of `PackedShape.of_lengths`, with one sequence per example, and the distribution
+    strategy.
     """
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return PackedShape(max_seq_length, (batch_size,))

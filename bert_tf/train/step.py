@@ -333,7 +333,8 @@ class TrainStep:
     def _gradients(self, backward, batch, weight_sums, seed, scale):
         """Return this replica's summands of loss, counts and metrics, and of the gradients.
 
-        `weight_sums` are taken over all replicas, so the summands add up to the weighted means.
+        `backward` is a method such as `_dense_backward`. `weight_sums` are taken over all replicas,
+        so the summands add up to the weighted means.
         """
         inputs, labels, weights = batch
         outputs, loss, _, gradients = backward(batch, weight_sums, seed, scale)

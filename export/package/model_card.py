@@ -128,6 +128,7 @@ def without_paths(origin: str) -> str:
     in the id of a model of the hub stays.
     """
     origin = re.sub(r"^run (?:.*/)?([^/]+)/checkpoints/+(step-\d+)", r"run \1, \2", origin)
+    origin = re.sub(r"^run (?:.*/)?([^/]+?)/*(?=, unfinished)", r"run \1", origin)
     return re.sub(r"(?<!\S)(?<!Hugging Face model )\S*/(?=\S)", "", origin)
 
 

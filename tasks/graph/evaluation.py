@@ -20,7 +20,6 @@ from bert_tf.train.distribution import distribute, gather
 from bert_tf.train.losses import weighted_sum
 from tasks.base.task import Loss, Task
 from tasks.data.examples import HOST, Arrays, EncodedExamples, Inputs
-from tasks.graph.heads import on_grid
 
 OnBatch = Callable[[np.ndarray, Arrays], None]
 
@@ -132,13 +131,13 @@ class Evaluator:
 
         Texts are evaluated one by one, since a single list may not fit into memory.
         """
-        windows, of_texts = encoded.windows, self.outputs(encoded.by_window(), reduced=False)
-        with tf.device("CPU:0"):
-            grid_SC = windows.choice_grid(len(encoded), 1 + int(np.max(windows.choice_W)))
-            outputs = {
-                name: on_grid(tf.constant(values), grid_SC, self.model.missing).numpy()
-                for name, values in of_texts.items()
-            }
+        of_texts = self.outputs(encoded.by_window(), reduced=False)
+        place_W = (np.asarray(encoded.windows.example_W), np.asarray(encoded.windows.choice_W))
+        shape, outputs = (len(encoded), 1 + int(np.max(place_W[1]))), {}
+        for name in list(of_texts):
+            values = of_texts.pop(name)
+            outputs[name] = np.full((*shape, *values.shape[1:]), self.model.missing, values.dtype)
+            outputs[name][place_W] = values
         size = self.replica_batch_size * self.strategy.num_replicas_in_sync
         for numbers in np.split(encoded.by_length(), range(size, len(encoded), size)):
             on_batch(numbers, {name: values[numbers] for name, values in outputs.items()})

@@ -1005,6 +1005,8 @@ class TaskModel(EncoderModel):
             UserError: If rows and labels differ in number, or a label does not fit the task.
         """
         if isinstance(x, EncodedExamples):
+            if sample_weight is not None:
+                raise UserError("sample_weight: expected with rows, received tokenized ones")
             return x
         return self._encode(unweighted(examples_of(self.task, x, y, sample_weight)))
 
@@ -1182,8 +1184,10 @@ class TaskModel(EncoderModel):
 
     def _check_start(self, run):
         """Raise UserError unless `train` starts a run, or resumes `run`, with these weights."""
-        own = _OF_RUN.fullmatch(self._origin)
+        own = _OF_RUN.match(self._origin)
+        is_changed = own and own.end() < len(self._origin)  # By `fit`, for example.
         is_own = run and own and os.path.abspath(own["path"]) == os.path.abspath(run.path)
+        is_own = is_own and not is_changed
         if own and own["unfinished"] and not is_own:
             raise UserError(
                 f"the model holds weights of an unfinished train in {own['path']}; create it again"
@@ -1333,7 +1337,8 @@ class TaskModel(EncoderModel):
         if changed:
             self.has_new_head = False
         self.preprocessor.task = self.task.with_tuned({})
-        self.record["origin"] = self._origin.removesuffix(_LOADED) + _LOADED
+        before = self._origin.removesuffix(_LOADED).replace(_UNFINISHED, "")
+        self.record["origin"] = before + _LOADED
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""

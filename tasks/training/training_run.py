@@ -137,7 +137,7 @@ class TrainingRun:
             record: What train.json records about the origin of the model's weights.
             has_new_head: Whether the head is initialized from the training examples.
             run: Result of `open_run`.
-            begin: Called once everything is checked, before the weights change. It may freeze
+            begin: Called once everything is checked, before the optimizer is built. It may freeze
                 layers.
 
         Raises:

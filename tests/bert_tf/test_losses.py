@@ -274,3 +274,12 @@ def test_divergences_are_finite_at_extremes(loss):
     values, gradients = with_gradient(lambda logits: loss(teacher, logits, 2.0), student)
     assert np.isfinite(values).all() and np.isfinite(gradients).all()
     assert (values > 1e3).all()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sigmoid_cross_entropy", "softmax_cross_entropy", "multi_label_cross_entropy"],
+)
+def test_a_focal_loss_saved_by_its_own_name_is_read(name):
+    loss = WeightedMean.from_config({"loss": f"focal_{name}", "name": "loss", "gamma": 1.5})
+    assert loss.function is getattr(losses, name) and loss.options == {"gamma": 1.5}

@@ -23,7 +23,6 @@ from export.export_saved_model import ExportSettings, main
 from export.graph import served_encoder
 from export.graph.saved_model import served_pipeline, write_saved_model
 from export.graph.served_encoder import ServedEncoder
-from export.publishing import publish
 from export.request import RequestSettings
 from tasks.data.readers.memory import jsonable
 from tasks.finetuning.recipe import finetune
@@ -33,6 +32,7 @@ from tasks.model.loading import load_model
 from tests import small
 from tests.conftest import ROOT
 from tests.export import engines, serving_operations
+from tests.export.test_publishing import publish
 
 pytestmark = [pytest.mark.medium, pytest.mark.optimized]
 

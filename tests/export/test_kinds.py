@@ -11,7 +11,6 @@ from export import request
 from export.checks import isolated_runner, parity, parity_cases
 from export.clients.local_client import LocalClient
 from export.graph.saved_model import write_saved_model
-from export.publishing import publish
 from tasks.graph.pipeline import TOKENIZE_OUTPUTS
 from tasks.model.loading import load_model
 from tasks.types.multiple_choice import MultipleChoiceTask
@@ -19,6 +18,7 @@ from tasks.types.question_answering import QuestionAnsweringTask
 from tasks.types.regression import RegressionTask
 from tasks.types.tagging import TaggingTask
 from tests import small
+from tests.export.test_publishing import publish
 
 PROMPTS = ["the bill", "my app", "a"]
 CHOICES = [["is high", "broken"], ["broken", "c", "does not open"], ["", "b"]]

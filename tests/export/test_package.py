@@ -317,6 +317,8 @@ def test_the_model_card_has_the_records_of_the_run(version, trained):
             "run RUN, step-00000012 (not used: b)",
         ),
         ("run gs://bucket/RUN/checkpoints/step-00000012", "run RUN, step-00000012"),
+        ("run /home/Ann B/first, unfinished", "run first, unfinished"),
+        ("run runs/a/, unfinished, trained with fit", "run a, unfinished, trained with fit"),
         ("keras-hub preset /home/me/bert_tiny", "keras-hub preset bert_tiny"),
         ("Hugging Face directory model", "Hugging Face directory model"),
         (

@@ -227,6 +227,9 @@ def test_a_model_of_an_unfinished_train_only_resumes_it(create, tmp_path):
     for one in (model, load_model(tmp_path / "model.keras")):
         with pytest.raises(UserError, match="holds weights of an unfinished train in .*first; cre"):
             one.train(TEXTS, LABELS, output_dir=second, **SETTINGS)
+    with pytest.raises(UserError, match="holds weights of an unfinished train in .*first; cre"):
+        one.fit(TEXTS, LABELS, verbose=0)
+        one.train(TEXTS, LABELS, output_dir=second, **SETTINGS)
     assert not second.exists()
     assert Run.open(model.save_run(second).path).train["origin"] == f"run {first}, unfinished"
     model.train(TEXTS, LABELS, output_dir=first, **SETTINGS)
