@@ -326,9 +326,9 @@ class WeightedMean(keras.losses.Loss):
             options, loss = {**loss.keywords, **options}, loss.func
         if isinstance(loss, Mapping):  # A `BatchLoss` in a saved Keras config.
             loss = keras.saving.deserialize_keras_object(loss)
-        if isinstance(loss, str):  # In a saved Keras config, whose focal losses may have own names.
-            loss = globals()[loss.removeprefix("focal_")]
-        self.function, self.options = loss, options
+        # A saved Keras config refers to the function by name; focal losses may have their own.
+        named = loss if callable(loss) else globals()[loss.removeprefix("focal_")]
+        self.function, self.options = named, options
         super().__init__(name=name or self.function.__name__, reduction="mean_with_sample_weight")
 
     def __call__(
