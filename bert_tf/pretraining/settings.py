@@ -120,7 +120,9 @@ class PretrainSettings:
         # Remote paths need TensorFlow's file systems and are checked once it is imported.
         for directory in filter(None, (*self.shards, self.eval_shards)):
             if not files.is_remote(directory):
-                Manifest.load(directory).vocabulary()
+                manifest = Manifest.load(directory)
+                manifest.check_complete()
+                manifest.vocabulary()
         # Workers may see the run's files late; they check it when all see the same.
         if self.dry_run or (
             self.strategy != "multi_worker"

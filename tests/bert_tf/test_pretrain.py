@@ -433,6 +433,16 @@ def test_other_masks_of_the_same_records_are_rejected(directories, tmp_path):
         recipe.pretrain(settings)
 
 
+def test_missing_shards_are_reported_before_tensorflow_is_imported(directories, tmp_path):
+    copy = pathlib.Path(shutil.copytree(directories["shards"], tmp_path / "copy"))
+    settings = settings_of({**directories, "shards": copy}, tmp_path / "run")
+    settings.check()
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "complete": False}))
+    with pytest.raises(UserError, match="manifest.json: not complete"):
+        settings.check()
+
+
 def test_the_files_that_a_run_was_started_from_are_not_checked(directories, tmp_path):
     path = pathlib.Path(shutil.copy(directories["config"], tmp_path))
     settings = settings_of({**directories, "config": path}, tmp_path / "run")
