@@ -203,8 +203,8 @@ def train(counts: Mapping[str, int], vocab_size: int) -> list[str]:
             entries = merge(counts, vocab_size, num_pieces)
     if len(entries) < vocab_size:
         raise UserError(
-            f"--vocab_size={vocab_size}: the text only gives {len(entries)} entries; use "
-            f"--vocab_size={len(entries)} or more text"
+            f"--vocab_size={vocab_size}: the text only gives {len(entries)} entries; use at most "
+            "that many, or more text"
         )
     return entries
 
