@@ -199,7 +199,10 @@ def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
     flags.DEFINE_integer(
         "verbosity", None, "log verbosity of TensorFlow; 0 shows all messages", flag_values=values
     )
-    rest = values(argv)
+    try:
+        rest = values(argv)
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(f"{error} (see --help)") from None
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}; expected flags of the form --name=value")
     chosen = {}

@@ -4,19 +4,21 @@
         --embedder=http://localhost:8501/v1/models/embedder --ranker=localhost:8500/ranker
 
 Both models are served by TensorFlow Serving, by REST (http://HOST:PORT/v1/models/NAME) or gRPC
-(HOST:PORT/NAME). The index is mapped into memory. The service answers GET /search?q=QUERY&k=10.
+(HOST:PORT/NAME), or loaded here from their directories. The index is mapped into memory. The
+service answers GET /search?q=QUERY&k=10.
 """
 
 import argparse
 import http.server
 import json
+import os
 import urllib.parse
 
 import numpy as np
 import usearch.index
 
 from bert_tf import UserError
-from export import GrpcClient, RestClient
+from export import GrpcClient, LocalClient, RestClient
 from tasks.data.readers.rows import raise_bad_rows, read_rows
 
 
@@ -47,9 +49,11 @@ class SearchService:
 
 
 def client(address):
-    """Return the client of a model by REST or gRPC."""
+    """Return the client of a model: by REST, by gRPC, or of a directory in this process."""
     if "://" in address:
         return RestClient(address)
+    if os.path.isdir(address):
+        return LocalClient(address)
     server, _, model = address.partition("/")
     return GrpcClient(server, model)
 
@@ -79,15 +83,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         url = urllib.parse.urlsplit(self.path)
         values = dict(urllib.parse.parse_qsl(url.query))
+        count = values.get("k", "10")
         try:
             if url.path != "/search" or not values.get("q", "").strip():
                 status, answer = 400, {"error": "expected /search?q=QUERY"}
+            elif not count.isdecimal() or not int(count):
+                status, answer = 400, {"error": f"k={count}: expected an integer >= 1"}
             else:
-                status, answer = 200, self.service.search(values["q"], int(values.get("k", 10)))
+                status, answer = 200, self.service.search(values["q"], int(count))
         except UserError as error:  # A model does not answer.
             status, answer = 502, {"error": str(error)}
-        except ValueError as error:
-            status, answer = 400, {"error": str(error)}
         body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -105,9 +110,11 @@ def main():
     flags = parser.parse_args()
     texts = read_texts(flags.texts)
     index = open_index(flags.index, texts)
-    Handler.service = SearchService(
-        client(flags.embedder), client(flags.ranker), index, texts, flags.query_prompt
-    )
+    try:
+        models = client(flags.embedder), client(flags.ranker)
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    Handler.service = SearchService(*models, index, texts, flags.query_prompt)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", flags.port), Handler)
     print(f"http://127.0.0.1:{server.server_port}/search?q=", flush=True)
     server.serve_forever()

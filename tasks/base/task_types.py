@@ -176,7 +176,10 @@ def check_run(path: str, checkpoint: str | None = None) -> Run | None:
 def task_type(kind: str, task_types: Mapping[str, TaskType] = _ALL) -> TaskType:
     """Return one of some task types by its name; raises UserError if it is unknown."""
     if kind not in task_types:
-        raise UserError(f"task type {kind!r:.80}: expected one of {', '.join(TASK_TYPES)}")
+        raise UserError(
+            f"task type {kind!r:.80}: expected one of {', '.join(TASK_TYPES)}; one of your own has "
+            "to be registered first (docs/own-head.md)"
+        )
     return task_types[kind]
 
 
