@@ -444,8 +444,8 @@ class Task(abc.ABC):
         """Convert a label to the Python object that `encode_label` accepts."""
         return label
 
-    def default_labels(self, count: int) -> list:
-        """Return labels for rows without any; raises UserError if the task requires labels."""
+    def default_labels(self, x: Any, count: int) -> list:
+        """Return labels for `count` rows x without any; raises UserError if the task has none."""
         raise UserError("y: expected one label per row, received none")
 
     # From examples to batches.

@@ -164,7 +164,7 @@ def examples_of(
         first = {name: column[0] for name, column in texts.items()}
         if has_teacher and task.can_learn_unlabelled(first):
             return Examples(texts, [])
-        y = task.default_labels(count)
+        y = task.default_labels(x, count)
     else:
         y = as_list(column_of(task, y, not task.has_lists_of_labels), "y")
     if len(y) != count:

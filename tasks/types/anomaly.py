@@ -266,7 +266,7 @@ class AnomalyTask(TextTask):
             raise ValueError(f"label {value!r:.80}: expected True for an anomaly, or False")
         return int(value)
 
-    def default_labels(self, count: int) -> list:
+    def default_labels(self, x: Any, count: int) -> list:
         """Return 0 for each row: all are normal."""
         return [0] * count
 

@@ -77,7 +77,7 @@ class MaskedLmTask(Task):
         """Return the pretraining model."""
         return PretrainingModel(config, dtype=dtype)
 
-    def default_labels(self, count: int) -> NoReturn:
+    def default_labels(self, x: Any, count: int) -> NoReturn:
         """Raise UserError, since texts are not masked here."""
         raise UserError(
             "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"

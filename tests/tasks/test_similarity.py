@@ -106,6 +106,11 @@ def test_triplets_need_negatives(of_triplets):
         # Such as pandas.NA, which is no string either.
         (ANCHORS, ["a", ..., "a", "b"], r"y.1.: expected a class, received Ellipsis"),
         (ANCHORS, ["a", "", "a", "b"], r"y.1.: expected a class, received an empty string"),
+        (
+            {"anchor": ANCHORS, "positive": POSITIVES, "label": [1, 0, 1, 0]},
+            None,
+            "x: expected no column 'label'; pass it as y",
+        ),
     ],
 )
 def test_wrong_rows_are_refused(untrained, x, y, message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from bert_tf.errors import UserError
@@ -32,6 +32,15 @@ def negative_columns(names: Iterable[Any]) -> tuple[str, ...]:
     return tuple(name for name in map(str, names) if _NEGATIVES.fullmatch(name))
 
 
+def score_column(names: Collection[Any]) -> str | None:
+    """Return that of the names of columns that is of scores, or labels, of rows without negatives.
+
+    With hard negatives, a row is no scored pair.
+    """
+    is_pair = not negative_columns(names)
+    return next((name for name in _SCORES if is_pair and name in names), None)
+
+
 def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[Example | BadRow]:
     """Yield the rows of a file.
 
@@ -50,7 +59,8 @@ def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[E
         labelled row is a list of texts: the anchor, its positive and its negatives.
 
     Raises:
-        UserError: If the file cannot be read or has none of these columns.
+        UserError: If the file cannot be read or has none of these columns, or anchor and positive
+            next to a score or label that no value of a task.json names.
     """
     if not labelled:
         return read_texts(source, labelled, **task)
@@ -96,14 +106,21 @@ def _columns(task, file):
     label, column = task.get("label_column"), task.get("negatives_column")
     there = _columns_of_first_row(file)
     score = label or next((name for name in _SCORES if name in there), None)
+    if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
+        given = PAIR_COLUMNS
     if len(given) == 2:
         if task.get("pair_columns") and "loss" in task:  # Of a run.
             label = label or ((score or _SCORES[0]) if task["loss"] in SCORED else None)
         elif given != PAIR_COLUMNS and column is None:
             label = score
+        elif not (label or column) and score_column(there):
+            # Pairs that were mined with labels: those labelled 0 are no positives.
+            raise UserError(
+                f"{file}: expected the columns anchor and positive without {score!r}. For scores, "
+                f"pass --text_column=anchor --text_b_column=positive --label_column={score}; "
+                "otherwise remove that column"
+            )
         return given, () if label else _columns_of_negatives(file, column, there), label
-    if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
-        return PAIR_COLUMNS, _columns_of_negatives(file, column, there), None
     # A label column that is named has to be there.
     is_unlabelled = task.get("has_teacher") and label is None and not set(_SCORES) & set(there)
     if is_unlabelled and set(given) <= set(there):

@@ -31,7 +31,7 @@ from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, che
 from tasks.base.task_types import read_rows_of
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list, columns_of, is_missing, without_axis
-from tasks.data.readers.pairs import PAIR_COLUMNS, SCORED, negative_columns
+from tasks.data.readers.pairs import PAIR_COLUMNS, SCORED, negative_columns, score_column
 from tasks.data.readers.rows import (
     BadRow,
     Example,
@@ -262,7 +262,7 @@ class SimilarityTask(TextTask):
                     f"negatives may be lists of texts; received {len(x)} columns"
                 )
             x = dict(zip(("anchor", "positive", "negatives"), x, strict=False))
-        there = x if isinstance(x, Mapping) else getattr(x, "columns", ())
+        there = _columns_there(x)
         if "text_a" in there:
             names = ("text_a", "text_b")
         if "anchor" in there or "text_a" in there:
@@ -293,8 +293,14 @@ class SimilarityTask(TextTask):
                 raise UserError(f"x: row {number}: expected a text, received an empty string")
         return {"text": rows}
 
-    def default_labels(self, count: int) -> list:
-        """Return no labels, for pairs of an anchor and its positive."""
+    def default_labels(self, x: Any, count: int) -> list:
+        """Return no labels, for pairs of an anchor and its positive.
+
+        Raises:
+            UserError: If x has labels.
+        """
+        if name := score_column(_columns_there(x)):
+            raise UserError(f"x: expected no column {name!r}; pass it as y, or remove it")
         return [None] * count
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
@@ -530,6 +536,11 @@ class SimilarityTask(TextTask):
         compare = SIMILARITIES[self.similarity]
         scores = compare(tf.constant(vectors[:, 0]), tf.constant(vectors[:, 1])).numpy()
         return {"spearman": spearman(labels, scores), "pearson": pearson(labels, scores)}
+
+
+def _columns_there(x):
+    """Return the names of the columns of a dict or DataFrame, () of others."""
+    return x if isinstance(x, Mapping) else getattr(x, "columns", ())
 
 
 def _lists(column, name):

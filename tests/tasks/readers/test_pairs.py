@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bert_tf import UserError
-from tasks.data.readers.pairs import read_pairs
+from tasks.data.readers.pairs import PAIR_COLUMNS, read_pairs
 from tasks.data.readers.rows import raise_bad_rows
 
 TEACHER = {"has_teacher": True}
@@ -77,8 +77,25 @@ def test_names_of_columns_do_not_change_what_is_learned(write):
     with_negatives = write("s1,s2,n,score\na,b,c,1\n", "both.csv")
     assert read({**named, "negatives_column": "n"}, with_negatives) == [(["a", "b", "c"], None)]
     anchors = write("anchor,positive,score\na,b,0.5\n", "anchors.csv")
-    assert read({"text_columns": ("anchor", "positive")}, anchors) == [(["a", "b"], None)]
-    assert read({}, anchors) == [(["a", "b"], None)]
+    columns = {"text_columns": PAIR_COLUMNS}
+    assert read({**columns, "label_column": "score"}, anchors) == [(["a", "b"], "0.5")]
+
+
+@pytest.mark.parametrize("task", [{}, TEACHER, {"text_columns": PAIR_COLUMNS}, {"loss": "cosent"}])
+@pytest.mark.parametrize("name", ["label", "score"])
+def test_labels_of_anchors_and_positives_are_not_ignored(write, task, name):
+    """Pairs that were mined with labels have negatives among their positives."""
+    path = write(f"anchor,positive,{name}\nq,a,1\nq,b,0\n")
+    with pytest.raises(UserError, match=rf"without '{name}'.* --label_column={name}; otherwise"):
+        read(task, path)
+
+
+def test_labels_of_rows_with_negatives_are_ignored(write):
+    """Files of sentence-transformers have the scores of all texts of a row."""
+    path = write("anchor,positive,negative_1,score\na,b,c,0.5\n")
+    assert read({}, path) == [(["a", "b", "c"], None)]
+    path = write("anchor,positive,other,score\na,b,c,0.5\n", "other.csv")
+    assert read({"negatives_column": "other"}, path) == [(["a", "b", "c"], None)]
 
 
 def test_the_loss_of_a_run_says_whether_its_pairs_have_scores(write):
