@@ -204,22 +204,27 @@ def mine_negatives(
     Raises:
         UserError: If a vector is not finite.
     """
+    read = html.unescape if embedder.task.unescape_html else str
+
+    def key(text):
+        """Return a text such that those that differ in case or white space alone are equal."""
+        return " ".join(read(text).split()).casefold()
+
     excluded: dict[str, set[str]] = {}
     count = 0
     for anchor, positive in pairs():
-        key = _key(anchor)
         # Nor is a blank, or the anchor, which duplicate questions have as a nearest text.
-        excluded.setdefault(key, {key, ""}).add(_key(positive))
+        excluded.setdefault(key(anchor), {key(anchor), ""}).add(key(positive))
         count += 1
 
     def negatives_of(anchor, candidates):
         """Return the first candidates that are no positives of the anchor, each once."""
-        seen, negatives = set(excluded[_key(anchor)]), []
+        seen, negatives = set(excluded[key(anchor)]), []
         for text in candidates:
             if len(negatives) == num_negatives:
                 break
-            if (key := _key(text)) not in seen:
-                seen.add(key)
+            if key(text) not in seen:
+                seen.add(key(text))
                 negatives.append(text)
         return negatives
 
@@ -246,11 +251,6 @@ def mine_negatives(
             for pair, indices_K, is_allowed_K in zip(block, indices_nK, is_allowed_nK, strict=True):
                 candidates = map(corpus.__getitem__, indices_K[is_allowed_K].tolist())
                 yield MinedPair(*pair, negatives_of(pair[0], candidates))
-
-
-def _key(text):
-    """Return a text such that those that differ in case or white space alone are equal."""
-    return " ".join(text.split()).casefold()
 
 
 def rank_documents(

@@ -179,3 +179,8 @@ def test_blank_anchors_and_positives_are_refused(tmp_path, row, column):
 def test_texts_are_embedded_as_the_embedder_reads_them(mine):
     """Its run unescapes HTML; the output has the texts of the files."""
     assert mine([("&#113;", "p1")], ["&#98;", "a"], unescape_html=True) == [["a", "&#98;"]]
+
+
+def test_texts_are_compared_as_the_embedder_reads_them(mine):
+    pairs = [("q", "p1"), ("&#113;", "&#98;")]
+    assert mine(pairs, ["b", "a", "&#97;", "&#113;"], unescape_html=True) == [["a"], []]
