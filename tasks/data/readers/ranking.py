@@ -112,6 +112,14 @@ def _example(values, labelled, location):
             f"{relevances!r:.80}"
         )
     for relevance in relevances:
-        if not isinstance(relevance, str | int | float) or isinstance(relevance, bool):
+        if not _is_number(relevance):
             raise RowError(f"relevance: expected a number, received {relevance!r:.80}")
     return Example({"query": query, "texts": list(texts)}, list(map(str, relevances)), location)
+
+
+def _is_number(value):
+    """Return whether a value is a finite number, or one as it is written in a file."""
+    try:
+        return not isinstance(value, bool) and math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False

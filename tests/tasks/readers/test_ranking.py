@@ -69,6 +69,16 @@ def test_bad_rows_are_returned_with_their_line(tmp_path, row, message):
     assert isinstance(bad, BadRow) and bad.location == f"{path}:2" and message in bad.message
 
 
+@pytest.mark.parametrize("relevance", ["yes", "", "nan"])
+def test_a_relevance_that_is_no_number_is_an_error_of_its_own_row(tmp_path, relevance):
+    """Not of the first row of the query."""
+    path = tmp_path / "a.csv"
+    path.write_text(f"query,text,relevance\nq,a,1\nr,b,0\nq,c,{relevance}\nq,d,0\n")
+    *rows, bad = read_rankings(path)
+    assert [row.texts["texts"] for row in rows] == [["a", "d"], ["b"]]
+    assert str(bad) == f"{path}:4: relevance: expected a number, received {relevance!r}"
+
+
 def test_a_table_without_a_column_is_rejected(tmp_path):
     (tmp_path / "a.tsv").write_text("query\ttext\nq\ta\n")
     with pytest.raises(UserError, match="no column 'relevance'"):
