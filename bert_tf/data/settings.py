@@ -7,7 +7,7 @@ from bert_tf.config import MAX_WORD_CHARACTERS
 from bert_tf.data.documents import FORMATS
 from bert_tf.data.jobs import RunnerSettings
 from bert_tf.errors import UserError
-from bert_tf.system.command import flag
+from bert_tf.system.command import check_text, flag
 
 # Settings that do not affect the content of a shard, or are in the manifest in resolved form.
 FREE = frozenset(
@@ -84,6 +84,8 @@ class WriteShardsSettings(RunnerSettings):
         super().__post_init__()
         if not any(self.input):
             raise UserError("--input: expected text files or globs")
+        for pattern in self.input:
+            check_text("input", pattern)
         if self.max_predictions_per_seq > self.max_seq_length:
             raise UserError(
                 f"--max_predictions_per_seq={self.max_predictions_per_seq}: expected an integer <= "

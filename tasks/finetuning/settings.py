@@ -13,7 +13,7 @@ from bert_tf.errors import UserError
 from bert_tf.planning.devices import PlannedDevices
 from bert_tf.runs.run import Run
 from bert_tf.storage import files, paths
-from bert_tf.system.command import defaults, flag
+from bert_tf.system.command import check_text, defaults, flag
 from bert_tf.weights import sources
 from tasks.base import task_types
 from tasks.base.task_types import read_file
@@ -265,6 +265,8 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         self.runs()  # Reports a value that is invalid for a run now, not when its turn comes.
 
     def _check_data(self):
+        for name in ("init_from", "teacher"):
+            check_text(name, getattr(self, name))
         labels = list(map(as_label, self.labels))
         shown = f"--labels={','.join(self.labels)}"
         if not all(labels):

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
+from bert_tf.data.settings import WriteShardsSettings
 from tasks import evaluate, read_examples
 from tasks.data.readers.rows import BadRow, DataFile, FileRows, read_rows
 from tasks.finetuning.recipe import finetune, read
@@ -199,6 +200,20 @@ def test_rows_before_an_error_of_the_file_are_never_taken_for_all_rows(tmp_path)
     for _ in range(2):
         with pytest.raises(UserError, match="a.csv"):
             list(rows)
+
+
+def test_paths_that_no_run_can_record_are_refused(tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.csv")
+    with open(path, "w") as file:
+        file.write("text,label\na,x\n")
+    with pytest.raises(UserError, match=r"caf\\udce9.csv': expected a path in UTF-8; rename"):
+        next(read_rows(path, ("text",)))
+    for name in ("init_from", "teacher"):
+        paths = {"train": __file__, "init_from": "model", "output_dir": "run", name: path}
+        with pytest.raises(UserError, match=f"--{name}: expected UTF-8"):
+            FinetuneSettings(task="classification", **paths)
+    with pytest.raises(UserError, match="--input: expected UTF-8"):
+        WriteShardsSettings(input=(path,), vocab="vocab.txt", output_dir="shards")
 
 
 def test_a_dev_file_with_the_training_rows_is_named_before_its_bad_rows(

@@ -164,7 +164,7 @@ def data_file(source: Source, suffixes: Collection[str] | None = None) -> DataFi
     """Check that a source is a local file with one of some suffixes, such as ".csv"; return it.
 
     Raises:
-        UserError: If it is remote, missing or has another suffix.
+        UserError: If it is remote or missing, or has another suffix or a path that is not UTF-8.
     """
     if not isinstance(source, DataFile):
         if files.is_remote(source):
@@ -172,6 +172,8 @@ def data_file(source: Source, suffixes: Collection[str] | None = None) -> DataFi
         source = DataFile(source)
         if not source.path.is_file():
             raise UserError(f"{source}: no such file")
+        if _surrogate_at(str(source)) is not None:  # Runs and manifests record the path.
+            raise UserError(f"{str(source)!r:.200}: expected a path in UTF-8; rename it")
     if suffixes and source.suffix not in suffixes:
         raise UserError(f"{source}: expected a file that ends in {', '.join(suffixes)}")
     return source
