@@ -234,11 +234,14 @@ class ApproximateIndex:
 
 
 def index_path(pattern: str) -> str:
-    """Return the path of the index of vectors, which is next to them."""
+    """Return the path of the index of vectors, which is next to them, or to their directories."""
     if os.path.isdir(pattern):
         return os.path.join(pattern, "vectors.usearch")
     if files.has_pattern(pattern) and not os.path.exists(pattern):
-        return os.path.join(os.path.dirname(pattern), "vectors.usearch")
+        directory = os.path.dirname(pattern)
+        while directory and not os.path.isdir(directory):  # Part of the pattern.
+            directory = os.path.dirname(directory)
+        return os.path.join(directory, "vectors.usearch")
     return f"{os.path.splitext(pattern)[0]}.usearch"
 
 

@@ -175,6 +175,18 @@ def test_vectors_of_a_parquet_file(tmp_path):
         open_vectors(path)
 
 
+@pytest.mark.parametrize("pattern", ["*.npy", "day=*/v.npy", "**/v.npy", "day=?/*/v.npy"])
+def test_the_index_of_a_glob_is_where_its_pattern_begins(tmp_path, pattern):
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "v.npy").touch()
+    assert index_path(f"{tmp_path}/{pattern}") == f"{tmp_path}/vectors.usearch"
+    assert index_path(f"{tmp_path}/day=1/*.npy") == f"{tmp_path}/day=1/vectors.usearch"
+
+
+def test_the_index_of_a_relative_glob_is_in_the_working_directory():
+    assert index_path("absent-*/v.npy") == "vectors.usearch"
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("usearch"), reason="requires usearch")
 class TestIndex:
     def write(self, directory, count=600, scale=1.0):
