@@ -132,12 +132,18 @@ def read_rows_of(
     Args:
         task: Values of a task.json; or, before training, "kind" and the options of the task.
         source: A file in a format of the task.
-        labelled: Whether the rows have labels.
+        labelled: Whether the rows have labels. Of rows that are neither labelled nor read
+            "for_training", no bad row is known: each needs a prediction.
 
     Raises:
         UserError: If the task type is unknown, and in an iteration what its reader raises.
     """
-    return imported(task_type(task["kind"]).rows_path)(source, labelled, **task)
+    rows = imported(task_type(task["kind"]).rows_path)(source, labelled, **task)
+    return rows if labelled or task.get("for_training") else map(_unknown, rows)
+
+
+def _unknown(row):
+    return dataclasses.replace(row, is_known=False) if isinstance(row, BadRow) else row
 
 
 def read_file(task: Mapping[str, Any], path: str | os.PathLike, labelled: bool = True) -> FileRows:

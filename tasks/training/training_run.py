@@ -96,7 +96,7 @@ class TrainingRun:
         Raises:
             UserError: If the run was started with other settings, labels or data.
         """
-        for examples in self.examples:
+        for examples in (*self.examples, *self._unlabelled):
             if examples.skipped_rows:
                 self.log(examples.skipped_rows_message())
         if self.examples[1:]:
@@ -271,8 +271,11 @@ class TrainingRun:
 
     def encode_unlabelled(self, pipeline: Pipeline) -> list[EncodedExamples]:
         """Return the encoded unlabelled examples."""
-        rows = self.distillation.unlabelled if self.distillation else ()
-        return self._encode(pipeline, map(self.task.as_training_rows, rows))
+        return self._encode(pipeline, map(self.task.as_training_rows, self._unlabelled))
+
+    @property
+    def _unlabelled(self):
+        return self.distillation.unlabelled if self.distillation else ()
 
     def _encode(self, pipeline, parts):
         layout = compilation.layout(self.is_compiled, self.strategy)

@@ -19,7 +19,8 @@ from bert_tf.storage import files
 from bert_tf.text.encoder_inputs import to_flat
 from tasks import load_model
 from tasks.data.examples import EncodedExamples, Examples
-from tasks.finetuning.recipe import finetune
+from tasks.data.readers.rows import BadRow
+from tasks.finetuning.recipe import finetune, read
 from tasks.graph.published import TASK_OF_VERSION
 from tasks.training.distillation import Distillation, read_teacher
 from tests import small
@@ -117,6 +118,18 @@ def test_alpha_0_equals_training_without_a_teacher(place, alone, tmp_path):
     assert len(taught.train["teacher"]["sha256"]) == 64
     assert taught.train["teacher"]["source"].startswith(f"run {place}/teacher/checkpoints/step-")
     assert not {"teacher", "distill_alpha"} & {*alone.train, *alone.train["settings"]}
+
+
+def test_skipped_rows_without_labels_are_counted(place):
+    lines, bad = [], BadRow("train.tsv:7", "expected 6 fields", is_known=True)
+    settings = settings_of(place, "none", unlabelled=unlabelled_of(place))
+    log = stop_at("1 bad rows", lines)
+    training = read(settings, settings.read_data(), log, tf.distribute.get_strategy())
+    unlabelled = training.distillation.unlabelled
+    unlabelled[0] = dataclasses.replace(unlabelled[0], skipped_rows=(bad,))
+    with pytest.raises(Stopped):
+        training.open_run()
+    assert lines[-1] == "1 bad rows skipped, first: train.tsv:7: expected 6 fields"
 
 
 def test_student_learns_the_teacher_from_unlabelled_rows_alone(place, tmp_path):

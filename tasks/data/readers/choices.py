@@ -137,7 +137,7 @@ def _arc_choice(fields, labelled, is_answer, location):
     # Rows with fewer choices are padded with empty fields to the width of the file.
     while choices and not choices[-1].strip():
         choices.pop()
-    if labelled and not choices:
+    if not choices:
         raise KnownRowError("expected at least two choices, received none")
     row = _choice(prompt, choices, None, 1, location)
     if labelled:

@@ -42,7 +42,7 @@ class GlueTask:
         labels: Labels in their published order; empty for regression.
         metrics: Published metrics.
         columns_without_header: All columns of train and dev files without a header.
-        has_malformed: Whether the labelled files contain malformed lines.
+        has_malformed: Whether the published files contain malformed lines.
         counts_from_end: Whether the number of columns before the texts may vary.
     """
 
@@ -118,8 +118,8 @@ def read_glue(
         **task: Values of a task.json, see `read_texts`.
 
     Yields:
-        An `Example`, its label as it is written, or a `BadRow`; malformed lines of labelled QQP
-        files are known ones. Rows of a test file, which is a file without labels, have ids.
+        An `Example`, its label as it is written, or a `BadRow`; malformed lines of QQP are
+        known ones. Rows of a test file, which is a file without labels, have ids.
 
     Raises:
         UserError: If a column is missing or the file cannot be read.
@@ -180,8 +180,7 @@ def _example(fields, name, labelled, header, columns, location):
     else:
         is_malformed = len(fields) != len(header)
     if is_malformed:
-        is_known = task.has_malformed and labelled
-        raise (KnownRowError if is_known else RowError)(
+        raise (KnownRowError if task.has_malformed else RowError)(
             f"expected {len(header)} fields, received {len(fields)}. Columns: {quoted(header)}"
         )
     values = {key: fields[column] for key, column in columns.items()}

@@ -1,11 +1,13 @@
 """Multiple choice in its three formats; answers as letters and numbers."""
 
+import dataclasses
 import json
 import tracemalloc
 
 import pytest
 
 from bert_tf import UserError
+from tasks.base.task_types import read_rows_of
 from tasks.data.readers.choices import read_choices
 from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
 
@@ -71,7 +73,11 @@ def test_arc_counts_from_one_and_takes_letters(tmp_path):
     ]
     unlabelled = list(read_choices(path, labelled=False, file_format="arc"))
     assert unlabelled[3] == choice("Q", ["a", "b", "c"], None, f"{path}:5")
-    assert unlabelled[6] == BadRow(f"{path}:8", "expected at least two choices, received 0")
+    bad = BadRow(f"{path}:8", "expected at least two choices, received none", is_known=True)
+    assert unlabelled[6] == bad
+    task = {"kind": "multiple_choice", "file_format": "arc"}
+    assert bad in read_rows_of({**task, "for_training": True}, path, labelled=False)
+    assert dataclasses.replace(bad, is_known=False) in read_rows_of(task, path, labelled=False)
 
 
 def test_the_same_mark_in_all_rows_of_arc_is_no_choice(tmp_path):

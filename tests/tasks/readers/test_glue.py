@@ -3,6 +3,7 @@
 import pytest
 
 from bert_tf import UserError
+from tasks.base.task_types import read_rows_of
 from tasks.data.readers.glue import GLUE, read_glue, submission_lines
 from tasks.data.readers.rows import BadRow, raise_bad_rows
 
@@ -107,14 +108,17 @@ def test_entities_are_converted_in_every_format(tmp_path):
             assert all(text.endswith(end) for text in row.texts.values())
 
 
-def test_malformed_lines_of_qqp_are_known_errors_if_labels_are_read(tmp_path):
+def test_malformed_lines_of_qqp_are_known_errors_in_training(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     path = tmp_path / "train.tsv"
     path.write_text(f"{header}\n1\t1\t2\ta\n b\tc\t0\n2\t3\t4\td\te\t1\n3\t4\t5\tf\tg\th\t1\n")
     rows = list(read_glue(path, file_format="qqp"))
     assert [row.location for row in raise_bad_rows(rows)] == [f"{path}:4"]
     assert [isinstance(row, BadRow) and row.is_known for row in rows] == [True, True, False, True]
-    rows = list(read_glue(path, labelled=False, file_format="qqp"))  # Every row needs a prediction.
+    task = {"kind": "classification", "file_format": "qqp"}
+    rows = list(read_rows_of({**task, "for_training": True}, path, labelled=False))
+    assert [row.location for row in raise_bad_rows(rows)] == [f"{path}:4"]
+    rows = list(read_rows_of(task, path, labelled=False))  # Every row needs a prediction.
     assert [isinstance(row, BadRow) for row in rows] == [True, True, False, True]
     assert (
         rows[0].message.startswith("expected 6 fields, received 4. Columns: 'id', 'qid1'")
