@@ -77,7 +77,7 @@ def _squad_questions(file, labelled):
             context = field(paragraph, "context", str, in_paragraph)
             for entry, location in _entries(paragraph, "qas", in_paragraph):
                 values = _question(entry, context, labelled, location)
-                location = f"{file}: question {values['id']:.200}"
+                location = f"{file}: question {values[0]:.200}"
                 yield good_or_bad(location, values, _example, labelled)
 
 
@@ -97,7 +97,7 @@ def _load(file):
 
 
 def _question(entry, context, labelled, location):
-    """Return the values of a question for `_example`."""
+    """Return id, question, context, answers and whether it is impossible, for `_example`."""
     # Annotation tools number questions.
     is_number = type(entry.get("id")) is int
     name = str(entry["id"]) if is_number else field(entry, "id", str, location)
@@ -110,13 +110,7 @@ def _question(entry, context, labelled, location):
     # Version 1.1 does not have this key.
     if labelled and "is_impossible" in entry:
         is_impossible = field(entry, "is_impossible", bool, location)
-    return {
-        "question": field(entry, "question", str, location),
-        "context": context,
-        "id": name,
-        "answers": answers,
-        "is_impossible": is_impossible,
-    }
+    return name, field(entry, "question", str, location), context, answers, is_impossible
 
 
 def _entries(node, key, location, inner=None):
@@ -160,7 +154,7 @@ def _listed_question(values, labelled, location):
     if labelled and "answers" not in values:
         raise RowError(no_column("answers", values))
     answers = listed_answers(values["answers"]) if labelled else []
-    values = {**row, "answers": answers, "is_impossible": labelled and not answers}
+    values = row["id"], row["question"], row["context"], answers, labelled and not answers
     return _example(values, labelled, location)
 
 
@@ -202,20 +196,15 @@ def _row_question(labelled, values, location):
             raise RowError(
                 f"column 'answer_start': expected an integer, received {start!r:.80}"
             ) from None
-    values = {
-        "question": values["question"],
-        "context": context,
-        "id": values.get("id") or location.rpartition(":")[2],
-        "answers": answers,
-        "is_impossible": labelled and not answers,
-    }
+    name = values.get("id") or location.rpartition(":")[2]
+    values = name, values["question"], context, answers, labelled and not answers
     return _example(values, labelled, location)
 
 
 def _example(values, labelled, location):
-    for name in ("question", "context", "id"):
-        check_text(values[name], f'"{name}"')
-    answers, is_impossible = values["answers"], values["is_impossible"]
+    name, question, context, answers, is_impossible = values
+    for what, text in (("question", question), ("context", context), ("id", name)):
+        check_text(text, f'"{what}"')
     for text, _ in answers:
         if not text:
             raise RowError("an answer: expected text, received an empty string")
@@ -224,5 +213,5 @@ def _example(values, labelled, location):
         raise RowError('expected an answer, or "is_impossible": true')
     if answers and is_impossible:
         raise RowError('expected no answers, since "is_impossible" is true')
-    texts = {"question": values["question"], "context": values["context"]}
-    return Example(texts, tuple(answers) if labelled else None, location, values["id"])
+    label = tuple(answers) if labelled else None
+    return Example({"question": question, "context": context}, label, location, name)
