@@ -5,7 +5,7 @@ relevance is above 0; only nDCG distinguishes grades. Each metric is a mean over
 have judgements, as of trec_eval with -c: a query without a ranking, or without a relevant
 document, counts as 0.
 
-Shape suffixes: N vectors, n vectors of a block, Q queries, D size of a vector, K results.
+Shape suffixes: n vectors of a block, Q queries, D size of a vector, K results.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -24,35 +24,20 @@ _Document = TypeVar("_Document", bound=Hashable)
 _OTHERS = (f"mrr@{CUTOFF}", f"ndcg@{CUTOFF}", "map")
 
 
-def nearest(
-    vectors_ND: np.ndarray, queries_QD: np.ndarray, top_k: int
+def nearest_in_blocks(
+    blocks: Iterable[np.ndarray], queries_QD: np.ndarray, top_k: int, is_cosine: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the K vectors of largest cosine similarity to each query.
+    """Return the K vectors that are most similar to each query.
 
     Args:
-        vectors_ND: float32 `(N, D)`, which may be mapped into memory.
+        blocks: The vectors, float32 `(n, D)` each.
         queries_QD: float32 `(Q, D)`.
         top_k: K; all vectors if there are fewer.
+        is_cosine: Whether the similarity is the cosine, otherwise the dot product.
 
     Returns:
         (indices, similarities), int64 and float32 `(Q, K)`, most similar first. Of equal vectors
         the first one comes first. A vector of zeros has similarity 0.
-    """
-    size = VECTORS_PER_BLOCK
-    blocks = (vectors_ND[first : first + size] for first in range(0, len(vectors_ND), size))
-    return nearest_in_blocks(blocks, queries_QD, top_k)
-
-
-def nearest_in_blocks(
-    blocks: Iterable[np.ndarray], queries_QD: np.ndarray, top_k: int, is_cosine: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `nearest` does for vectors that come block by block.
-
-    Args:
-        blocks: float32 `(n, D)` each.
-        queries_QD: float32 `(Q, D)`.
-        top_k: K.
-        is_cosine: Whether the similarity is the cosine, otherwise the dot product.
     """
     scaled = normalized if is_cosine else np.asarray
     units_QD, count = scaled(queries_QD), 0

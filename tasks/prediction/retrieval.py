@@ -20,7 +20,7 @@ from bert_tf.storage import strict_json
 from bert_tf.system.progress import Progress
 from bert_tf.weights import heads, sources
 from tasks.data.readers.retrieval import Relevance, RetrievalDataset
-from tasks.metrics.retrieval import DEPTH, nearest, nearest_in_blocks, normalized, retrieval_metrics
+from tasks.metrics.retrieval import DEPTH, nearest_in_blocks, normalized, retrieval_metrics
 from tasks.prediction.outputs import in_batches
 
 if TYPE_CHECKING:
@@ -246,7 +246,9 @@ def mine_negatives(
             strict=True,
         ):
             of_positives_n = np.sum(normalized(anchors_nD) * normalized(positives_nD), axis=1)
-            indices_nK, similarities_nK = nearest(vectors_ND, anchors_nD, top_k)
+            starts = range(0, len(corpus), TEXTS_PER_BLOCK)
+            blocks = (vectors_ND[first : first + TEXTS_PER_BLOCK] for first in starts)
+            indices_nK, similarities_nK = nearest_in_blocks(blocks, anchors_nD, top_k)
             is_allowed_nK = similarities_nK < of_positives_n[:, np.newaxis] - margin
             for pair, indices_K, is_allowed_K in zip(block, indices_nK, is_allowed_nK, strict=True):
                 candidates = map(corpus.__getitem__, indices_K[is_allowed_K].tolist())

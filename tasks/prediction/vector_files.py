@@ -101,7 +101,7 @@ class Vectors:
         return bool(np.all((cosines_n >= MIN_COSINE) | ~np.any(expected_nD, axis=1)))
 
     def nearest(self, queries_QD: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the K most similar vectors; see `tasks.metrics.retrieval.nearest`."""
+        """Return the K most similar vectors; see `nearest_in_blocks`."""
         return nearest_in_blocks(self.blocks(), queries_QD, top_k)
 
     def _array(self, path):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from export.publishing import publish
-from tasks.metrics.retrieval import nearest
+from tasks.metrics.retrieval import nearest_in_blocks
 from tasks.prediction.vector_files import Vectors, build_index
 from tasks.types.ranking import RankingTask
 from tasks.types.similarity.text_embedder import SimilarityTask
@@ -129,7 +129,8 @@ def test_the_service_answers_by_rest_and_grpc(models, tmp_path):
     small.write_rows(tmp_path / "rows.csv", [(text, "x") for text in texts])
     np.save(tmp_path / "v.npy", embedder.predict(texts))
     build_index(Vectors(str(tmp_path / "v.npy")), str(tmp_path / "v.usearch"), lambda line: None)
-    (rows,), _ = nearest(np.load(tmp_path / "v.npy"), embedder.predict(["my bill"]), 54)
+    vectors = np.load(tmp_path / "v.npy")
+    (rows,), _ = nearest_in_blocks([vectors], embedder.predict(["my bill"]), 54)
     ranked = ranker.predict({"query": ["my bill"], "texts": [texts]})["scores"][0]
     command = [sys.executable, PROGRAM, "--port=0", f"--texts={tmp_path / 'rows.csv'}"]
     command.append(f"--index={tmp_path / 'v.usearch'}")

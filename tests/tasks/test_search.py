@@ -16,7 +16,7 @@ from bert_tf.system import command
 from bert_tf.weights.sources import read_pretrained
 from tasks import extract, search
 from tasks.data.readers.rows import write_parquet
-from tasks.metrics.retrieval import nearest, normalized
+from tasks.metrics.retrieval import nearest_in_blocks, normalized
 from tasks.prediction.retrieval import open_ranker
 from tasks.prediction.vector_files import (
     ApproximateIndex,
@@ -126,7 +126,7 @@ def test_vectors_of_several_files_are_one_array(tmp_path):
     np.testing.assert_array_equal(np.concatenate(list(together.blocks())), vectors)
     rows = np.array([29, 0, 12, 11, 12])
     np.testing.assert_array_equal(together.take(rows), vectors[rows])
-    expected = nearest(vectors, vectors[:3], 5)
+    expected = nearest_in_blocks([vectors], vectors[:3], 5)
     for found, values in zip(together.nearest(vectors[:3], 5), expected, strict=True):
         np.testing.assert_allclose(found, values, atol=1e-6)
     np.save(tmp_path / "v-3.npy", np.zeros((2, 3), np.float32))
@@ -202,7 +202,7 @@ class TestIndex:
         assert sorted(os.listdir(tmp_path)) == ["v.npy", "v.usearch"]
         rows, similarities = ApproximateIndex(path, vectors).nearest(array[:20], 3)
         assert rows[:, 0].tolist() == list(range(20))
-        _, expected = nearest(array, array[:20], 3)
+        _, expected = nearest_in_blocks([array], array[:20], 3)
         assert recall(expected, similarities) > 0.95
         # Similarities are exact, whatever the precision of the index.
         units = normalized(array)

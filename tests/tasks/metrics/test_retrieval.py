@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.metrics.retrieval import nearest, nearest_in_blocks, ranked, retrieval_metrics
+from tasks.metrics.retrieval import nearest_in_blocks, ranked, retrieval_metrics
 from tests.tasks.metrics.brute_force import cosine_ranking
 
 RELEVANCE = {
@@ -74,7 +74,7 @@ def test_vectors_are_ordered_by_cosine():
         indices, values = nearest_in_blocks(blocks, np.array([[5, 0]], np.float32), 10)
         assert indices.tolist() == [[3, 5, 1, 0, 2, 4]]
         np.testing.assert_allclose(values, [[1, 1, 0.5**0.5, 0, 0, -1]], atol=1e-6)
-    assert nearest(vectors, vectors[:1], 2)[0].shape == (1, 2)
+    assert nearest_in_blocks([vectors], vectors[:1], 2)[0].shape == (1, 2)
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 10, 50])
@@ -94,7 +94,7 @@ def test_nearest_in_blocks_equals_sorting(top_k, size):
 
 
 def test_no_vectors_have_no_nearest():
-    indices, similarities = nearest(np.zeros((0, 4), np.float32), np.ones((2, 4), np.float32), 5)
+    indices, similarities = nearest_in_blocks([], np.ones((2, 4), np.float32), 5)
     assert indices.shape == similarities.shape == (2, 0)
 
 
