@@ -931,6 +931,7 @@ class TaskModel(EncoderModel):
         tuned, before, origin = self.task, _batches_seen(self), self._origin
         self.preprocessor.task = tuned.with_tuned({})
         try:
+            tuned.begin_training(self.network)
             yield
         except tf.errors.InvalidArgumentError as error:
             if NOT_FINITE not in str(error):

@@ -42,6 +42,7 @@ from bert_tf.errors import UserError
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
+from bert_tf.weights.heads import NEVER
 from tasks.base.plots import MAX_LABELS, Plot, draw_bars
 from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
@@ -608,6 +609,15 @@ class TaggingTask(Task):
     def build_model(self, config: BertConfig, dtype: str = "float32") -> TokenModel:
         """Return the encoder with one logit per token and label."""
         return TokenModel(config, len(self.labels), name=self.kind, dtype=dtype)
+
+    def begin_training(self, model: TokenModel) -> None:
+        """Start labels that a converted head never predicts as the other label of their type."""
+        bio, bias_C = self.bio, model.head.bias.numpy()
+        if np.any(is_never_C := bias_C == NEVER):
+            other_C = np.where(bio.is_begin_C, bio.inside_C, bio.begin_Y[bio.type_C])
+            source_C = np.where(is_never_C, other_C, np.arange(len(bias_C)))
+            model.head.kernel.assign(model.head.kernel.numpy()[:, source_C])
+            model.head.bias.assign(bias_C[source_C])
 
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Count words and entities that tokens cannot represent; warn if there is no entity."""

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import Encoder, UserError, read_pretrained
+from bert_tf import AdamW, Encoder, UserError, read_pretrained
 from bert_tf.runs.checkpoints import read
 from bert_tf.weights import heads
 from export.graph.saved_model import write_saved_model
-from tasks import TextClassifier, load_model
+from tasks import TextClassifier, TokenClassifier, load_model
 from tasks.base.task import task_class, task_from_dict
 from tasks.evaluate import EvaluateSettings
 from tasks.evaluate import main as evaluate
@@ -235,3 +235,26 @@ def test_from_pretrained_keeps_the_head_and_a_run_passes_it_on(tmp_path, classif
     again = read_pretrained(model.save_run(tmp_path / "run").path)
     assert task_from_dict(again.task) == model.task
     np.testing.assert_array_equal(again.weights["classifier/kernel"], kernel[:, [1, 2, 0]])
+
+
+def test_labels_that_a_tagger_lacks_are_learned_from_the_other_of_their_type(
+    tmp_path, config, vocabulary
+):
+    rows = ["the app screen", "my bill"], [["O", "B-A", "I-A"], ["I-B", "B-B"]]
+    for labels, order in ((["O", "I-A", "I-B"], [0, 1, 1, 2, 2]), (["B-A", "O"], [1, 0, 0])):
+        path = tmp_path / labels[0]
+        weights = write_head(
+            *(path, config, vocabulary, "TokenClassification", len(labels)),
+            id2label=table(*labels),
+        )
+        if labels[0] == "O":
+            model = TokenClassifier.from_pretrained(path, labels=["A", "B"])
+            assert (model.network.head.bias.numpy() == heads.NEVER).sum() == 2
+            model.compile(AdamW(1e-12))
+            model.fit(*rows, epochs=1, verbose=0)
+        else:
+            model = load_model(read_pretrained(path).save(tmp_path / "run").path)
+            options = {"output_dir": tmp_path / "trained", "epochs": 1, "learning_rate": 1e-12}
+            model.train(rows[0][:1], rows[1][:1], **options)
+        for found, expected in zip(model.network.head.weights, weights, strict=True):
+            np.testing.assert_allclose(found, expected[..., order], atol=1e-6)
