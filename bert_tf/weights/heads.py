@@ -83,6 +83,8 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 _NEXT_SENTENCE = "next_sentence/output_weights"
 _RECORD = "bert_tf"  # Key of our task in task_specific_params of config.json.
 _DIGEST = "head_sha256"  # Key of the digest of the head in this task.
+# Fields whose values depend on the maximum length.
+_OF_WINDOWS = ("doc_stride", "max_query_length")
 # Fields that are tuned after training, for one checkpoint.
 _TUNED = ("temperature", "thresholds", "null_threshold")
 # Classes of transformers by task type.
@@ -214,8 +216,9 @@ def _digest(weights):
 def _recorded(values, task, max_seq_length, weights):
     """Return the task that a conversion recorded, if it is of the same outputs; else `task`.
 
-    Unlike the default, a recorded length may be that of the model, `max_seq_length`. Tuned values
-    are left out if the head in `weights` is another one than when they were recorded.
+    Unlike the default, a recorded length may be that of the model, `max_seq_length`, which limits
+    it: windows of a shorter length are the default ones. Tuned values are left out if the head in
+    `weights` is another one than when they were recorded.
     """
     entries = values.get("task_specific_params")
     found = entries.get(_RECORD) if isinstance(entries, dict) else None
@@ -234,8 +237,11 @@ def _recorded(values, task, max_seq_length, weights):
         )
         return task
     length = found.get("max_seq_length")
-    if type(length) is not int or not 0 < length <= max_seq_length:
+    if type(length) is not int or length <= 0:
         return task
+    if length > max_seq_length:
+        windows = {name: task[name] for name in _OF_WINDOWS if name in task}
+        found = {**found, **windows, "max_seq_length": max_seq_length}
     tuned = [name for name in _TUNED if found.get(name) is not None]
     if tuned and _DIGEST in found and found[_DIGEST] != _digest(weights):
         warnings.warn(

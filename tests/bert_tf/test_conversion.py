@@ -236,6 +236,24 @@ def test_flags_that_agree_with_the_recorded_task_keep_it(
     assert read_pretrained(path, **flags).task == read_pretrained(tmp_path / "run").task
 
 
+@pytest.mark.parametrize(
+    ("name", "task", "windows"),
+    [
+        ("binary", {"rare_label": "spam", "text_columns": ["one", "two"]}, {}),
+        ("span_qa", {"max_answer_length": 5}, {"max_query_length": 2, "doc_stride": 1}),
+    ],
+)
+def test_a_shorter_tokenizer_limits_the_length_of_the_recorded_task_alone(
+    tmp_path, tanh, vocabulary, name, task, windows
+):
+    fine_tuned(tmp_path / "run", tanh, vocabulary, name, **task)
+    path = converted(tmp_path / "run", tmp_path / "out", format="huggingface")
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": 8}))
+    expected = {**read_pretrained(tmp_path / "run").task, "max_seq_length": 8, **windows}
+    assert read_pretrained(path).task == expected
+
+
 def test_pairs_replaces_the_columns_of_the_recorded_task_alone(tmp_path, tanh, vocabulary):
     fine_tuned(tmp_path / "run", tanh, vocabulary, "binary")
     path = converted(tmp_path / "run", tmp_path / "out", format="huggingface")
