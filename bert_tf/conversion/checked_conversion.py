@@ -85,6 +85,9 @@ def convert(
 def _write(model, directory, target, format, verify_python):
     """Write a model to an empty directory, which will be `target`, and check it; see `convert`."""
     tensors, dropped = _WRITERS[format].write(model, directory)
+    if model.pretrained.has_new_head and (model.kind or format == "sentence-transformers"):
+        head = heads.name_of(model.task["kind"])
+        dropped = [*dropped, f"that the {head} was never trained: its predictions are random"]
     stored = read_stored(directory)
     found = {
         name: array

@@ -200,6 +200,19 @@ def test_a_head_comes_back_bitwise_with_its_labels(tmp_path, tanh, vocabulary, n
         assert bool(back.task.get("multi_label")) == (name == "multi_label")
 
 
+@pytest.mark.parametrize("format", ["huggingface", "sentence-transformers"])
+def test_an_untrained_head_is_reported_as_such(tmp_path, tanh, vocabulary, format, capsys):
+    fine_tuned(tmp_path / "run", tanh, vocabulary, "binary")
+    trained = read_pretrained(tmp_path / "run")
+    dataclasses.replace(trained, has_new_head=True).save(tmp_path / "new")
+    mark = "that the classification head was never trained: its predictions are random"
+    for name, expected in (("run", []), ("new", [mark])):
+        path = converted(tmp_path / name, tmp_path / f"{name}_out", format=format)
+        dropped = json.loads((path / "conversion.json").read_text())["dropped"]
+        assert [line for line in dropped if "trained" in line] == expected
+        assert (mark in capsys.readouterr().err) == bool(expected)
+
+
 def test_tuned_values_are_named_as_dropped(tmp_path, config, vocabulary):
     fine_tuned(tmp_path / "run", config, vocabulary, "classification")
     run = Run.open(tmp_path / "run")
