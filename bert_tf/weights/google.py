@@ -22,8 +22,8 @@ from bert_tf.errors import UserError
 from bert_tf.runs.checkpoints import read_bundle
 from bert_tf.storage import files
 from bert_tf.text.vocabulary import Vocabulary
-from bert_tf.weights import huggingface
-from bert_tf.weights.name_map import StoredModel
+from bert_tf.weights import heads, huggingface
+from bert_tf.weights.name_map import StoredModel, architectures
 
 # Optimizer slots and step counters belong to the training of the checkpoint, position ids are a
 # constant.
@@ -173,13 +173,19 @@ def read(location: Location) -> StoredModel:
         if bias in tensors:
             # run_classifier.py does not save the names of the labels; bert-tf convert does.
             labels = {str(number): str(number) for number in range(np.size(tensors[bias]))}
-            saved = read_json_object(location.config)
-            values = {
-                "architectures": [name],
-                "id2label": labels,
-                **{key: saved[key] for key in _OF_HEAD if key in saved},
-            }
+            values = {"architectures": [name], "id2label": labels}
+            values |= _saved_head(read_json_object(location.config), name)
     return StoredModel(config, vocabulary, tensors, "google", IGNORED, str(location.prefix), values)
+
+
+def _saved_head(saved, name):
+    """Return what bert_config.json says about a head whose tensors are those of a class.
+
+    Nothing if its class does not fit them, as in a copy of the config.json of the encoder.
+    """
+    found, spans = next(iter(architectures(saved)), name), heads.CLASSES["span_qa"]
+    fits = found in heads.CLASSES.values() and (found == spans) == (name == spans)
+    return {key: saved[key] for key in _OF_HEAD if key in saved} if fits else {}
 
 
 def _prefix_in(directory):

@@ -136,6 +136,26 @@ def test_a_fine_tuned_checkpoint_is_found_by_the_file_of_its_directory(
         assert_holds(read_pretrained(path).weights, weights)
 
 
+@pytest.mark.parametrize(
+    ("model", "units", "part", "kind"),
+    [
+        ("MaskedLM", 3, "classifier", "classification"),
+        ("QuestionAnswering", 3, "classifier", "classification"),
+        ("SequenceClassification", 2, "span_classifier", "span_qa"),
+    ],
+)
+def test_the_tensors_of_a_head_count_more_than_a_copied_configuration(
+    tmp_path, config, vocabulary, model, units, part, kind
+):
+    write_files(tmp_path, config, vocabulary)
+    save(tmp_path / "model.ckpt-9", tensors_of(config, units, ("bert", part))[1])
+    path = tmp_path / "bert_config.json"
+    names = {"architectures": [f"BertFor{model}"], "id2label": {"0": "a", "1": "b"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **names}))
+    task = read_pretrained(tmp_path / "model.ckpt-9").task
+    assert task["kind"] == kind and task.get("labels") in (["0", "1", "2"], None)
+
+
 def test_a_squad_checkpoint_becomes_a_span_qa_run(tmp_path, config, vocabulary, capsys):
     """Configuration and vocabulary are given by flags."""
     weights, tensors = tensors_of(config, 2, ("bert", "span_classifier"))
