@@ -16,7 +16,7 @@ from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import tensor_files
 from bert_tf.weights.huggingface import download_command
 from bert_tf.weights.name_map import StoredModel
-from bert_tf.weights.tokenizer_files import object_in
+from bert_tf.weights.tokenizer_files import check_settings, object_in
 
 IGNORED = r".*seed_generator.*|(task/)?(optimizer|_optimizer)/.*|task/backbone/.*"
 WEIGHTS, TASK_WEIGHTS = "model.weights.h5", "task.weights.h5"
@@ -26,6 +26,14 @@ _FORMER = {
     "_layer_checkpoint_dependencies/": "layers/",
     "_token_embedding/": "layers/reversible_embedding/",
     "layers/token_embedding/": "layers/reversible_embedding/",
+}
+# Settings of a tokenizer, accepted only with the values that we implement.
+_REQUIRED_SETTINGS = {
+    "split": True,
+    "split_on_cjk": True,
+    "suffix_indicator": "##",
+    "oov_token": "[UNK]",
+    "special_tokens_in_strings": False,
 }
 # keras-hub counts bytes. The two differ for words with non-ASCII characters only.
 MAX_INPUT_CHARS_PER_WORD = 100
@@ -75,6 +83,7 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
     backbone = field(values, "config", dict, str(path))
     tokenizer_path = preset / "tokenizer.json"
     tokenizer = field(read_json_object(tokenizer_path), "config", dict, str(tokenizer_path))
+    check_settings(tokenizer, _REQUIRED_SETTINGS, tokenizer_path)
     dropout, lower = backbone.get("dropout", 0.1), tokenizer.get("lowercase", False)
     strips = True if tokenizer.get("strip_accents") and not lower else None
     sizes = {name: field(backbone, key, int, str(path)) for name, key in BACKBONE_KEYS.items()}

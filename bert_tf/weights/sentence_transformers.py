@@ -23,7 +23,7 @@ from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import huggingface, tensor_files
 from bert_tf.weights.name_map import StoredModel
-from bert_tf.weights.tokenizer_files import not_supported, object_in
+from bert_tf.weights.tokenizer_files import check_settings, object_in
 
 ENCODERS = ("Transformer", "BERT")
 KIND = "similarity"  # Task type of embedders.
@@ -64,6 +64,15 @@ _OF_ENCODER = {
     "processing_kwargs": {},
     "tokenizer_name_or_path": None,
     **dict.fromkeys(("query_length", "document_length", "query_expansion")),
+}
+# Arguments for transformers, by their names in versions before and from 6 on.
+_ARGUMENTS: dict[str, Any] = {
+    **{f"{name}_args": {} for name in ("config", "model", "tokenizer")},
+    **{f"{name}_kwargs": {} for name in ("config", "model", "processor")},
+}
+# Those of them that leave vectors as they are, but for rounding.
+_HARMLESS = {
+    *("add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code")
 }
 _SEQUENCE = "expected Transformer, Pooling, any number of Dense, and at most one Normalize at last"
 
@@ -112,7 +121,7 @@ def settings_of(path: pathlib.Path) -> dict[str, Any]:
     dense = [_dense_config(where) for kind, where in modules if kind == "Dense"]
     if modules[-1][0] == "Normalize":
         file = modules[-1][1] / "config.json"
-        _check_required(object_in(file), _OF_NORMALIZE, file)
+        check_settings(object_in(file), _OF_NORMALIZE, file, "vectors")
     settings = {
         "kind": KIND,
         "pooling": _pooling(read_json_object(pooling / "config.json"), pooling),
@@ -121,14 +130,23 @@ def settings_of(path: pathlib.Path) -> dict[str, Any]:
         "normalize": modules[-1][0] == "Normalize",
         **_of_model(path),
     }
-    values = object_in(encoder / ENCODER_CONFIG)
-    _check_required(values, _OF_ENCODER, encoder / ENCODER_CONFIG)
-    length = values.get("max_seq_length")
+    length = _encoder_settings(encoder, _OF_ENCODER, "vectors").get("max_seq_length")
     if length is not None and (type(length) is not int or length < 4):
         raise UserError(
             f"{encoder / ENCODER_CONFIG}: max_seq_length={length!r:.40}: expected an integer >= 4"
         )
     return settings if length is None else {**settings, "max_seq_length": length}
+
+
+def _encoder_settings(directory, required, changed):
+    """Return the settings beside an encoder, checked; `changed` is what others would change."""
+    file = directory / ENCODER_CONFIG
+    values = object_in(file)
+    for name, arguments in values.items():
+        if name in _ARGUMENTS and isinstance(arguments, dict):
+            values[name] = {key: arguments[key] for key in arguments.keys() - _HARMLESS}
+    check_settings(values, {**required, **_ARGUMENTS}, file, changed)
+    return values
 
 
 def dense_weights(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -218,9 +236,8 @@ def head_activation(path: pathlib.Path, values: Mapping[str, Any]) -> str | None
     """
     settings = object_in(path / CONFIG) if _model_type(path) == "CrossEncoder" else {}
     if settings:
-        _check_required(settings, {"default_prompt_name": None}, path / CONFIG, "scores")
-        file = path / ENCODER_CONFIG
-        _check_required(object_in(file), {"processing_kwargs": {}}, file, "scores")
+        check_settings(settings, {"default_prompt_name": None}, path / CONFIG, "scores")
+        _encoder_settings(path, {"processing_kwargs": {}}, "scores")
     entry = values.get("sentence_transformers")
     found = [
         settings.get("activation_fn"),
@@ -280,7 +297,7 @@ def _listed_modules(path):
 def _pooling(values, directory):
     """Return the field "pooling" of the configuration of a Pooling module."""
     where = directory / "config.json"
-    _check_required(values, _OF_POOLING, where)
+    check_settings(values, _OF_POOLING, where, "vectors")
     names = values.get("pooling_mode")
     if names is None:
         names = [name for key, name in _OLD_POOLING.items() if values.get(key)] or ["mean"]
@@ -296,7 +313,7 @@ def _dense_config(directory):
     """Return the configuration of a Dense module, and its path."""
     where = directory / "config.json"
     values = read_json_object(where)
-    _check_required(values, _OF_DENSE, where)
+    check_settings(values, _OF_DENSE, where, "vectors")
     return values, str(where)
 
 
@@ -321,7 +338,7 @@ def _of_model(path):
     """Return the fields that are in the configuration of the model."""
     where = path / CONFIG
     values = object_in(where)
-    _check_required(values, {"truncate_dim": None}, where)
+    check_settings(values, {"truncate_dim": None}, where, "vectors")
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise UserError(f"{where}: prompts: expected texts by name")
@@ -335,9 +352,3 @@ def _of_model(path):
             f"{', '.join(SIMILARITIES)}"
         )
     return {"prompts": prompts, "default_prompt": default, "similarity": similarity}
-
-
-def _check_required(values, required, where, changed="vectors"):
-    for name, expected in required.items():
-        if (value := values.get(name)) not in (None, expected):
-            raise not_supported(where, name, value, expected, changed)

@@ -6,6 +6,7 @@ tokenizer.json is complete.
 """
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from bert_tf.config import TOKENIZER_SETTINGS, read_json_object
@@ -98,13 +99,7 @@ def _settings(directory, default_class):
             f"{', '.join((*_BERT_CLASSES, *_GENERIC_CLASSES))}"
         )
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        values = object_in(directory / file)
-        for name, expected in _REQUIRED_SETTINGS.items():
-            value = values.get(name)
-            if isinstance(value, dict) and "content" in value:
-                value = value["content"]  # Special tokens may be objects.
-            if value is not None and value != expected:
-                raise not_supported(directory / file, name, value, expected)
+        check_settings(object_in(directory / file), _REQUIRED_SETTINGS, directory / file)
     return settings
 
 
@@ -128,10 +123,7 @@ def _flattened(values):
 def _check_parts(values, path):
     """Check that tokenizer.json describes BERT's tokenizer."""
     for part, expected in REQUIRED_PARTS.items():
-        found = field(values, part, dict, path)
-        for name, value in expected.items():
-            if found.get(name, value) != value:
-                raise not_supported(path, f"{part}.{name}", found[name], value)
+        check_settings(field(values, part, dict, path), expected, path, prefix=f"{part}.")
 
 
 def _check_post_processor(values, path):
@@ -251,14 +243,23 @@ def object_in(path: pathlib.Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
-def not_supported(
-    where: pathlib.Path, name: str, value: Any, expected: Any, changed: str = "token ids"
-) -> UserError:
-    """Return the error about a setting of a file that has only one value here."""
-    return UserError(
-        f"{where}: {name}={value!r:.80} is not supported, because it changes {changed}; expected "
-        f"{expected!r}"
-    )
+def check_settings(
+    values: Mapping[str, Any],
+    required: Mapping[str, Any],
+    where: pathlib.Path,
+    changed: str = "token ids",
+    prefix: str = "",
+) -> None:
+    """Raise UserError if a setting of a file is neither absent nor null nor the one value here."""
+    for name, expected in required.items():
+        value = values.get(name)
+        if isinstance(value, dict) and "content" in value:
+            value = value["content"]  # Special tokens may be objects.
+        if value is not None and value != expected:
+            raise UserError(
+                f"{where}: {prefix}{name}={value!r:.80} is not supported, because it changes "
+                f"{changed}; expected {expected!r}"
+            )
 
 
 def _case(directory, settings, values, vocabulary):
@@ -271,9 +272,9 @@ def _case(directory, settings, values, vocabulary):
     normalizer = values.get("normalizer", {})
     is_generic = settings.get("tokenizer_class") in _GENERIC_CLASSES
     is_overridden = not is_generic and settings.get("tokenize_chinese_chars") is not None
-    if not is_overridden and not normalizer.get("handle_chinese_chars", True):
-        name = "normalizer.handle_chinese_chars"
-        raise not_supported(directory / "tokenizer.json", name, False, True)
+    if not is_overridden:
+        required = {"handle_chinese_chars": True}
+        check_settings(normalizer, required, directory / "tokenizer.json", prefix="normalizer.")
     if is_generic:
         lower, strip = normalizer.get("lowercase"), normalizer.get("strip_accents")
     else:

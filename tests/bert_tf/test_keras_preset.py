@@ -99,6 +99,23 @@ def small_config(**changes):
     return BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **sizes, **changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("suffix_indicator", "@@"), ("special_tokens_in_strings", True), ("split", False)],
+)
+def test_what_changes_token_ids_is_refused_by_name(tmp_path, name, value):
+    config = small_config()
+    write(tmp_path / "preset", config, small.random_weights(config))
+    path = tmp_path / "preset" / "tokenizer.json"
+    usual = {"lowercase": True, "suffix_indicator": "##", "split": True, "special_tokens": None}
+    for settings in (usual, {**usual, name: value}):
+        path.write_text(json.dumps({"class_name": "BertTokenizer", "config": settings}))
+        if settings is usual:
+            assert read_pretrained(tmp_path / "preset").config.do_lower_case
+    with pytest.raises(UserError, match=f"tokenizer.json: {name}={value!r} is not supported"):
+        read_pretrained(tmp_path / "preset")
+
+
 @pytest.mark.parametrize("name", ["BertTextClassifier", "BertClassifier"])
 def test_a_classifier_and_a_masked_language_model_keep_their_heads(tmp_path, config, name):
     parts = ("bert", "classifier")

@@ -71,7 +71,11 @@ def test_old_layouts_have_the_encoder_and_its_settings_in_a_directory(tmp_path, 
             "activation_function": "torch.nn.modules.linear.Identity",
         },
         tensors={"linear.weight": st_files.dense_tensors(24)["linear.weight"]},
-        encoder={"max_seq_length": 9, "do_lower_case": True},
+        encoder={
+            "max_seq_length": 9,
+            "do_lower_case": True,
+            "model_args": {"attn_implementation": "eager"},
+        },
         model=None,
         names=OLD,
         first="0_BERT",
@@ -179,6 +183,10 @@ REFUSED = {
     ),
     "length": ({"encoder": {"max_seq_length": 3}}, "max_seq_length=3: expected an integer >= 4"),
     "task": ({"encoder": {"transformer_task": "fill-mask"}}, "transformer_task='fill-mask' is not"),
+    "arguments": (
+        {"encoder": {"tokenizer_args": {"model_max_length": 8, "trust_remote_code": True}}},
+        "sentence_bert_config.json: tokenizer_args={'model_max_length': 8} is not supported",
+    ),
     "query": ({"encoder": {"query_length": 32}}, "query_length=32 is not supported, because it"),
     "tokens": (
         {"kinds": ALL, "normalize": {"module_input_name": "token_embeddings"}},
@@ -278,6 +286,7 @@ def test_another_activation_of_a_cross_encoder_is_named(tmp_path, config, vocabu
     [
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}),
         ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 8}}}),
+        ("sentence_bert_config.json", {"config_args": {"num_hidden_layers": 1}}),
     ],
 )
 def test_what_changes_scores_is_refused_by_name(tmp_path, config, vocabulary, file, values):
