@@ -232,12 +232,19 @@ def head_activation(path: pathlib.Path, values: Mapping[str, Any]) -> str | None
     config.json, where versions before 6 have it.
 
     Raises:
-        UserError: A setting of the cross-encoder changes its scores and cannot be honoured.
+        UserError: A setting or module of the cross-encoder changes its scores and cannot be
+            honoured.
     """
     settings = object_in(path / CONFIG) if _model_type(path) == "CrossEncoder" else {}
     if settings:
         check_settings(settings, {"default_prompt_name": None}, path / CONFIG, "scores")
         _encoder_settings(path, {"processing_kwargs": {}}, "scores")
+        kinds = [kind for kind, _ in _listed_modules(path)] if (path / MODULES).is_file() else []
+        if others := kinds[1:]:
+            raise UserError(
+                f"{path / MODULES}: module {', '.join(others):.200} is not supported; expected a "
+                "cross-encoder of one Transformer, whose model has the head"
+            )
     entry = values.get("sentence_transformers")
     found = [
         settings.get("activation_fn"),

@@ -325,15 +325,15 @@ def _read(path, config_file, vocab_file, labels, pairs):
     encoder = {name: array for name, array in weights.items() if name not in _CLASSIFIER}
     has_head = not is_embedder and heads.KERNEL in weights
     limit = min(config.max_position_embeddings, _model_max_length(where)) if has_head else 0
+    activation = None
     try:
         if is_embedder:
             settings = _embedder(where, config)
             weights = encoder | sentence_transformers.dense_weights(where)
             found["embedder"] = settings
-        elif has_head:
-            activation = None
-            if reader is huggingface:
-                activation = sentence_transformers.head_activation(where, stored.values)
+        elif reader is huggingface:
+            activation = sentence_transformers.head_activation(where, stored.values)
+        if has_head:
             task, head = heads.read_head(weights, stored.values, limit, labels, pairs, activation)
             if heads.reads_pairs(task) and config.type_vocab_size < 2:
                 raise UserError("pairs of texts require two segments; type_vocab_size is 1")

@@ -302,6 +302,14 @@ def test_what_changes_scores_is_refused_by_name(tmp_path, config, vocabulary, fi
     assert "is not supported, because it changes scores" in pretrained.unused_tensors[0]
 
 
+def test_modules_after_the_encoder_of_a_cross_encoder_are_named(tmp_path, config, vocabulary):
+    kinds, model = ("Transformer", "Pooling", "Dense"), {"model_type": "CrossEncoder"}
+    path = st_files.write(tmp_path / "model", config, vocabulary, kinds=kinds, model=model)
+    pretrained = read_pretrained(path)
+    assert (pretrained.task, pretrained.heads) == (None, ())
+    assert "modules.json: module Pooling, Dense is not supported" in pretrained.origin
+
+
 def write_converted(pretrained, tmp_path):
     """Save a run, and write it for sentence-transformers; return both."""
     run = tmp_path / "run"
