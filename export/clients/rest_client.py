@@ -86,6 +86,7 @@ class RestClient(ModelClient):
                 timeout=self.timeout,
                 stream=True,
                 auth=self._auth,
+                allow_redirects=False,  # A POST would become a GET.
                 proxies={"all": ""},  # Ignores ALL_PROXY, unlike http_proxy and https_proxy.
                 # The certificates that the system trusts; those of requests are other ones.
                 verify=_CERTIFICATES.cafile or _CERTIFICATES.capath or True,
@@ -93,6 +94,11 @@ class RestClient(ModelClient):
                 body = response.raw.read(MAX_RESPONSE_BYTES + 1, decode_content=True)
         except _ERRORS as error:
             raise UserError(f"--url={self.url}: {_problem(error, self.timeout)}") from None
+        if response.is_redirect:
+            address = urllib.parse.urljoin(self.url, response.headers["Location"])
+            raise UserError(
+                f"--url={self.url}: is redirected; expected --url={address.removesuffix(path):.200}"
+            )
         if len(body) > MAX_RESPONSE_BYTES:
             raise UserError(
                 f"--url={self.url}: the response exceeds {MAX_RESPONSE_BYTES} bytes; send fewer "

@@ -82,6 +82,8 @@ def stranger():
             status, kind, body = pages.get(self.path, (404, "text/html", b"<h1>Not found</h1>"))
             self.send_response(status)
             self.send_header("Content-Type", kind)
+            if status == 301:
+                self.send_header("Location", f"https://{self.headers['Host']}{self.path}")
             self.end_headers()
             self.wfile.write(body)
 
@@ -304,6 +306,14 @@ def test_a_server_other_than_tf_serving_is_reported(stranger, addresses):
     pages["/v1/models/echo:predict"] = 200, "application/json", b'{"outputs": "none"}'
     with pytest.raises(UserError, match="not a TensorFlow Serving API: HTTP status 200"):
         RestClient(f"http://{address}/v1/models/echo").predict({"text": ["a"]})
+
+
+def test_a_redirection_is_reported_with_its_address(stranger):
+    address, pages = stranger
+    pages["/v1/models/echo/metadata"] = 301, "text/html", b""
+    expected = f"is redirected; expected url=https://{address}/v1/models/echo$"
+    with pytest.raises(UserError, match=expected):
+        RestClient(f"http://{address}/v1/models/echo")
 
 
 def test_the_client_uses_neither_all_proxy_nor_netrc(stranger, closed_port, tmp_path, monkeypatch):
