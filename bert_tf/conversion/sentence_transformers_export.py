@@ -139,7 +139,7 @@ def _write_cross_encoder(model, directory):
             "kind": "regression",
             **heads.TEMPLATES["regression"],
             "max_seq_length": task["max_seq_length"],
-            "text_columns": ["text_a", "text_b"],
+            "text_columns": ["text_a", "text_b"] if heads.reads_pairs(task) else ["text"],
             "activation": activation,
         }
     pretrained = dataclasses.replace(model.pretrained, weights=weights, task=task)

@@ -377,14 +377,16 @@ def test_a_cross_encoder_is_written_as_it_was_read(tmp_path, config, vocabulary)
     )
 
 
-def test_two_labels_become_one_output_with_a_sigmoid(tmp_path, config, vocabulary):
+@pytest.mark.parametrize("columns", [["text_a", "text_b"], ["text"]])
+def test_two_labels_become_one_output_with_a_sigmoid(tmp_path, config, vocabulary, columns):
     path = tmp_path / "model"
     labels = {"id2label": {"0": "no", "1": "yes"}}
     kernel, bias = write_head(path, config, vocabulary, "SequenceClassification", 2, **labels)
-    written, report = write_converted(read_pretrained(path, pairs=True), tmp_path)
+    written, report = write_converted(read_pretrained(path, pairs=len(columns) > 1), tmp_path)
     assert report["dropped"] == ["the labels no, yes"]
     again = read_pretrained(written)
     assert (again.task["kind"], again.task["activation"]) == ("regression", "sigmoid")
+    assert again.task["text_columns"] == columns
     expected = kernel[:, 1:] - kernel[:, :1]
     np.testing.assert_array_equal(again.weights["classifier/kernel"], expected)
     np.testing.assert_array_equal(again.weights["classifier/bias"], bias[1:] - bias[:1])
