@@ -216,8 +216,9 @@ def _compare(model, library, ours_of, theirs: Iterable[Outputs], warnings=()):
             sizes.append(np.abs(array).max())
     return {
         "library": library,
-        "largest_difference": float(max(differences)),
-        "largest_output": float(max(sizes)),
+        # Unlike `max`, also NaN if another number is first.
+        "largest_difference": float(np.max(differences)),
+        "largest_output": float(np.max(sizes)),
         "warnings": list(warnings),
     }
 

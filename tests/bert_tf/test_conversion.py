@@ -527,6 +527,14 @@ def test_a_difference_after_writing_leaves_nothing(tmp_path, tanh, vocabulary, m
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_difference_that_is_no_number_is_found_in_any_text(tmp_path, tanh, vocabulary):
+    pretrained_run(tmp_path / "run", tanh, vocabulary)
+    model = exported_model.from_pretrained(read_pretrained(tmp_path / "run"), tmp_path / "run")
+    theirs = [{"pooled": np.array([0.0, value])} for value in (0, 0, 0, np.nan, 0)]
+    found = checked_conversion._compare(model, "x", lambda ids: {"pooled": np.zeros(2)}, theirs)
+    assert np.isnan(found["largest_difference"]) and found["largest_output"] == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
