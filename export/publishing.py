@@ -236,34 +236,17 @@ def _staging_directory(
         UserError: If another process exports to `output_dir`.
     """
     is_marked = ownership.is_marked(output_dir)
-    with ownership.sole_writer(output_dir) as made:
+    with ownership.sole_writer(output_dir) as (made, is_locked):
         for directory in made:
             os.chmod(directory, 0o755)  # The server may run as another user.
         path = output_dir / f"{_STAGING}{os.getpid()}"
-        if is_marked:
-            _remove_abandoned(output_dir, path, log)
+        for left in sorted(output_dir.glob(f"{_STAGING}[0-9]*")) if is_marked else ():
+            # Without locks in the file system, another process may be writing there.
+            if is_locked or left == path:
+                shutil.rmtree(left, ignore_errors=True)
+                log(f"{left}: removed, left by a killed export")
         path.mkdir()
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_abandoned(output_dir, own, log):
-    for path in sorted(output_dir.glob(f"{_STAGING}*")):
-        number = path.name.removeprefix(_STAGING)
-        # Without locks in the file system, another process may be writing there.
-        is_pid = number.isascii() and number.isdecimal()
-        if is_pid and path.is_dir() and (path == own or not _lives(int(number))):
-            shutil.rmtree(path, ignore_errors=True)
-            log(f"{path}: removed, left by a killed export")
-
-
-def _lives(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass  # Another user's process, or a number beyond the range of PIDs.
-    return True

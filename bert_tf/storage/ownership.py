@@ -27,10 +27,11 @@ def is_marked(directory: str | os.PathLike) -> bool:
 
 
 @contextlib.contextmanager
-def sole_writer(directory: str | os.PathLike) -> Iterator[list[str]]:
-    """Create, mark and lock a directory for the block. Yield the created directories.
+def sole_writer(directory: str | os.PathLike) -> Iterator[tuple[list[str], bool]]:
+    """Create, mark and lock a directory for the block.
 
-    After an error, a directory that is still empty is removed again if it was created here.
+    Yield the created directories, and whether the lock is held, which some file systems lack. After
+    an error, a directory that is still empty is removed again if it was created here.
 
     Raises:
         UserError: If another process holds the lock.
@@ -38,9 +39,9 @@ def sole_writer(directory: str | os.PathLike) -> Iterator[list[str]]:
     was_marked, made = is_marked(directory), files.makedirs(directory)
     marker = os.path.join(directory, MARKER)
     try:
-        with _held(marker, directory):
+        with _held(marker, directory) as is_locked:
             try:
-                yield made
+                yield made, is_locked
             except BaseException:
                 if not was_marked and files.listdir(directory) == [MARKER]:
                     files.remove(marker)

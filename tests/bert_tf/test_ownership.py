@@ -18,13 +18,14 @@ OWNER = rf"in use by another process \(PID {os.getpid()} on {socket.gethostname(
 
 def test_a_directory_is_locked_by_one_process_which_the_error_names(tmp_path):
     directory = tmp_path / "a" / "b"
-    with ownership.sole_writer(directory) as made:
-        assert made == [str(directory), str(tmp_path / "a")] and ownership.is_marked(directory)
+    with ownership.sole_writer(directory) as (made, is_locked):
+        assert made == [str(directory), str(tmp_path / "a")]
+        assert is_locked and ownership.is_marked(directory)
         (directory / "file").touch()
         with pytest.raises(UserError, match=OWNER), ownership.sole_writer(directory):
             pass
     assert sorted(os.listdir(directory)) == [ownership.MARKER, "file"]
-    with ownership.sole_writer(directory) as made:
+    with ownership.sole_writer(directory) as (made, _):
         assert not made
 
 
@@ -97,8 +98,8 @@ def test_file_systems_without_locks_are_usable(tmp_path, monkeypatch):
 
 
 def test_a_remote_directory_is_marked(tmp_path):
-    with ownership.sole_writer("ram://ownership/folder") as made:
-        assert not made and ownership.is_marked("ram://ownership/folder")
+    with ownership.sole_writer("ram://ownership/folder") as (made, is_locked):
+        assert not made and not is_locked and ownership.is_marked("ram://ownership/folder")
     with ownership.sole_output("ram://ownership/out.jsonl"):
         files.atomic_write_text("ram://ownership/out.jsonl", "x")
     with pytest.raises(UserError, match="already exists"):

@@ -148,31 +148,27 @@ def contents(output_dir):
     return {path.name for path in output_dir.iterdir()} - {ownership.MARKER}
 
 
-def dead_process():
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
-
-
-def test_files_of_killed_exports_are_removed_and_those_of_running_ones_kept(
-    tmp_path, without_tensorflow
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_files_of_killed_exports_are_removed_unless_they_may_be_of_running_ones(
+    tmp_path, without_tensorflow, monkeypatch, has_locks
 ):
-    dead = dead_process()
-    names = [f".writing-{number}" for number in (dead, os.getpid(), os.getppid(), "notes")]
-    lines = []
+    names, lines = [f".writing-{number}" for number in (os.getpid(), os.getppid(), "notes")], []
+    count = 2 if has_locks else 1
+    if not has_locks:
+        monkeypatch.setattr(ownership, "_lock", lambda *arguments: False)
     publish("run", tmp_path, log=lines.append, write=fake())
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     publish("run", tmp_path, log=lines.append, write=fake())
-    assert contents(tmp_path) == {"1", "2", *names[2:]}
+    assert contents(tmp_path) == {"1", "2", *names[count:]}
     assert [line for line in lines if "killed" in line] == [
-        f"{tmp_path / name}: removed, left by a killed export" for name in sorted(names[:2])
+        f"{tmp_path / name}: removed, left by a killed export" for name in sorted(names[:count])
     ]
 
 
 def test_nothing_is_removed_from_an_unrelated_directory(tmp_path, without_tensorflow):
-    name = f".writing-{dead_process()}"
+    name = f".writing-{10**9}"
     (tmp_path / name).mkdir()
     publish("run", tmp_path, write=fake())
     assert contents(tmp_path) == {"1", name}
