@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_tf.config import TOKENIZER_SETTINGS, BertConfig
 from bert_tf.conversion.exported_model import ExportedModel, Written
 from bert_tf.storage import files
-from bert_tf.text.vocabulary import SPECIALS, Vocabulary
+from bert_tf.text.vocabulary import SPECIALS
 from bert_tf.weights import tokenizer_files
 from bert_tf.weights.heads import CLASSES
 from bert_tf.weights.name_map import WITH_POOLER
@@ -120,52 +121,26 @@ def _write_tokenizer(model, directory):
         },
     )
     files.atomic_write_json(directory / "special_tokens_map.json", tokenizer_files.SPECIAL_TOKENS)
-    files.atomic_write_json(directory / "tokenizer.json", tokenizer(config, vocabulary))
+    text = _tokenizer(config, vocabulary).to_str(pretty=True)
+    files.atomic_write_text(directory / "tokenizer.json", text)
 
 
-def tokenizer(config: BertConfig, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the content of tokenizer.json."""
-
-    def template(pieces):
-        return [
-            {"SpecialToken" if name in SPECIALS else "Sequence": {"id": name, "type_id": segment}}
-            for name, segment in pieces
-        ]
-
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": vocabulary[name],
-                "content": name,
-                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-                "special": True,
-            }
-            for name in sorted(SPECIALS, key=vocabulary.__getitem__)
-        ],
-        "normalizer": {
-            **tokenizer_files.REQUIRED_PARTS["normalizer"],
-            "handle_chinese_chars": True,
-            "strip_accents": config.strip_accents,
-            "lowercase": config.do_lower_case,
-        },
-        "pre_tokenizer": tokenizer_files.REQUIRED_PARTS["pre_tokenizer"],
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": template(tokenizer_files.SINGLE),
-            "pair": template(tokenizer_files.PAIR),
-            "special_tokens": {
-                name: {"id": name, "ids": [vocabulary[name]], "tokens": [name]}
-                for name in ("[CLS]", "[SEP]")
-            },
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            **tokenizer_files.REQUIRED_PARTS["model"],
-            "max_input_chars_per_word": config.max_input_chars_per_word,
-            # Unlike Google, transformers strips line ends only.
-            "vocab": {line: number for number, line in enumerate(vocabulary.lines)},
-        },
-    }
+def _tokenizer(config, vocabulary):
+    """Return BERT's tokenizer as the library of tokenizer.json has it."""
+    # Unlike Google, transformers strips line ends only.
+    entries = {line: number for number, line in enumerate(vocabulary.lines)}
+    limit = config.max_input_chars_per_word
+    model = models.WordPiece(entries, unk_token="[UNK]", max_input_chars_per_word=limit)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        strip_accents=config.strip_accents, lowercase=config.do_lower_case
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")],
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return tokenizer

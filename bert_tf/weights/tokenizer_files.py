@@ -33,7 +33,7 @@ _REQUIRED_SETTINGS = {
     **SPECIAL_TOKENS,
 }
 # Parts of tokenizer.json and the values that we implement; some are absent from old files.
-REQUIRED_PARTS: dict[str, dict[str, Any]] = {
+_REQUIRED_PARTS: dict[str, dict[str, Any]] = {
     "normalizer": {"type": "BertNormalizer", "clean_text": True},
     "pre_tokenizer": {"type": "BertPreTokenizer"},
     "model": {
@@ -43,8 +43,8 @@ REQUIRED_PARTS: dict[str, dict[str, Any]] = {
     },
 }
 # Names and segments of what a sequence consists of, in its post-processor.
-SINGLE = (("[CLS]", 0), ("A", 0), ("[SEP]", 0))
-PAIR = (*SINGLE, ("B", 1), ("[SEP]", 1))
+_SINGLE = (("[CLS]", 0), ("A", 0), ("[SEP]", 0))
+_PAIR = (*_SINGLE, ("B", 1), ("[SEP]", 1))
 # Of BertTokenizer of transformers, whatever files say, and of old files that do not say it.
 MAX_INPUT_CHARS_PER_WORD = 100
 
@@ -122,7 +122,7 @@ def _flattened(values):
 
 def _check_parts(values, path):
     """Check that tokenizer.json describes BERT's tokenizer."""
-    for part, expected in REQUIRED_PARTS.items():
+    for part, expected in _REQUIRED_PARTS.items():
         check_settings(field(values, part, dict, path), expected, path, prefix=f"{part}.")
 
 
@@ -137,8 +137,8 @@ def _check_post_processor(values, path):
     else:
         is_usual = (
             processor.get("type") == "TemplateProcessing"
-            and _pieces(processor.get("single")) == SINGLE
-            and _pieces(processor.get("pair")) == PAIR
+            and _pieces(processor.get("single")) == _SINGLE
+            and _pieces(processor.get("pair")) == _PAIR
         )
     if not is_usual:
         raise UserError(
