@@ -70,7 +70,6 @@ def add_tokens(
         weights=weights,
         source=f"{pretrained.source} with {len(added)} added words",
     )
-    _check_produced(result, added, ids_N, where)
     unknown = sum(vocabulary["[UNK]"] in pieces for pieces in pieces_N)
     return result, (
         f"{len(added)} words added ({len(free)} in place of [unused] entries, "
@@ -103,7 +102,7 @@ def extend_positions(pretrained: PretrainedWeights, count: int) -> PretrainedWei
 def _pieces(pretrained, words, where):
     """Return the ids of each word's pieces.
 
-    Raise UserError if the tokenizer changes or splits a word before it looks up entries.
+    Raise UserError if the tokenizer changes, splits or skips a word before it looks up entries.
     """
     from bert_tf.text.normalizer import Normalizer
     from bert_tf.text.tokenizer import Tokenizer
@@ -118,16 +117,7 @@ def _pieces(pretrained, words, where):
             raise UserError(
                 f"{where}: {word!r:.80} is never a token: the tokenizer reads "
                 f"{' '.join(map(repr, found)) or 'nothing':.200}; expected words without spaces "
-                "and punctuation, with the case and accents that the tokenizer keeps"
+                f"and punctuation, of at most {config.max_input_chars_per_word} characters, with "
+                "the case and accents that the tokenizer keeps"
             )
     return Tokenizer.from_config(config, pretrained.vocabulary).tokenize(words).ids.to_list()
-
-
-def _check_produced(pretrained, words, ids, where):
-    """Raise UserError unless the new tokenizer yields one token per word: one may be too long."""
-    from bert_tf.text.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.from_config(pretrained.config, pretrained.vocabulary)
-    for word, id, found in zip(words, ids, tokenizer.tokenize(words).ids.to_list(), strict=True):
-        if found != [id]:
-            raise UserError(f"{where}: {word!r:.80} is never a token; expected a shorter word")
