@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.train import losses
-from bert_tf.train.losses import WeightedMean
+from bert_tf.train.losses import BatchLoss, WeightedMean
 from tasks.base.task import Task
 
 _SPARSE, _BINARY = "sparse_categorical_crossentropy", "binary_crossentropy"
@@ -62,6 +62,7 @@ _OF_VALUES = _Fitting(
     others=(*_OF_NUMBERS, "huber", "log_cosh"),
     metrics=("mean_squared_error", "root_mean_squared_error", *_OF_NUMBERS),
 )
+_OF_NONE = _Fitting()
 # By the loss of an output.
 _FITTING: dict[Any, _Fitting] = {
     losses.softmax_cross_entropy: _OF_SOFTMAX,
@@ -70,7 +71,11 @@ _FITTING: dict[Any, _Fitting] = {
     losses.sigmoid_cross_entropy: _OF_SIGMOID,
     losses.multi_label_cross_entropy: _OF_LABELS,
     losses.squared_error: _OF_VALUES,
+    losses.listwise_binary_cross_entropy: _Fitting(same=(_BINARY,)),
+    losses.listwise_softmax_cross_entropy: _Fitting(same=("categorical_crossentropy",)),
+    losses.identity_loss: _OF_NONE,
 }
+_OF_USER = _Fitting()  # Of a loss of the user's own task type.
 # All other metrics of the tasks of this project are the better the higher they are.
 LOWER_IS_BETTER = ("loss", "mean_squared_error", "ece", "degenerate", "false_alarm_rate")
 # Metrics of Keras for labels that are one-hot, or for probabilities.
@@ -164,7 +169,7 @@ def _loss_of(task, output, loss):
     if isinstance(loss, str) and loss == "auto":
         return WeightedMean(task.losses[output])
     fitting, name = _fitting_of(task, output), _name_of(loss, keras.losses)
-    if name is None or not fitting.same:
+    if name is None or fitting is _OF_USER:
         return loss
     names = (*fitting.same, *fitting.others)
     if isinstance(loss, keras.losses.Loss):
@@ -210,7 +215,9 @@ def _metric_of(task, output, metric):
 
 def _fitting_of(task, output):
     function = task.losses.get(output)
-    return _FITTING.get(getattr(function, "func", function), _Fitting())
+    if isinstance(function, BatchLoss):  # Which compares rows, as no loss of Keras does.
+        return _OF_NONE
+    return _FITTING.get(getattr(function, "func", function), _OF_USER)
 
 
 def _name_of(given, module):

@@ -10,11 +10,14 @@ import tensorflow as tf
 from bert_tf import UserError
 from tasks.model import keras_names
 from tasks.model.keras_names import compile_arguments as resolve
+from tasks.types.anomaly import AnomalyTask
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.masked_lm import MaskedLmTask
 from tasks.types.multiple_choice import MultipleChoiceTask
 from tasks.types.question_answering import QuestionAnsweringTask
+from tasks.types.ranking import RankingTask
 from tasks.types.regression import RegressionTask
+from tasks.types.similarity.text_embedder import SimilarityTask
 from tasks.types.tagging import TaggingTask
 from tests.rating_task import RatingTask
 
@@ -27,6 +30,8 @@ TAGS = TaggingTask(max_seq_length=8, labels=("O", "B-X", "I-X"), doc_stride=2)
 CHOICE = MultipleChoiceTask(max_seq_length=8)
 SPAN = QuestionAnsweringTask(max_seq_length=8, doc_stride=2, max_query_length=2)
 MASKED = MaskedLmTask(max_seq_length=8)
+RANKS = RankingTask(max_seq_length=8)
+LISTS = RankingTask(max_seq_length=8, ranking_loss="listwise")
 LABELS = {
     THREE: np.array([2, 0, 1, 1]),
     TWO: np.array([1, 0, 1, 1]),
@@ -84,6 +89,13 @@ def test_all_outputs_get_the_loss(task, outputs):
 
 
 @pytest.mark.parametrize(
+    ("task", "loss"), [(RANKS, BINARY), (LISTS, "categorical_crossentropy")]
+)
+def test_the_loss_of_a_query_leaves_out_missing_texts(task, loss):
+    assert resolve(task, loss)["loss"]["score"].function is task.losses["score"]
+
+
+@pytest.mark.parametrize(
     ("task", "loss", "message"),
     [
         (THREE, "mse", f"loss='mean_squared_error': does not fit .*; expected auto, {SPARSE}$"),
@@ -102,6 +114,11 @@ def test_all_outputs_get_the_loss(task, outputs):
         (NUMBER, SPARSE, "of regression; expected auto, mean_squared_error, mean_absolute_error"),
         (FOCAL, SPARSE, "expected auto$"),
         (SPAN, "mse", "of span_qa; expected auto, sparse_categorical_crossentropy"),
+        (RANKS, "mse", "'score' of ranking; expected auto, binary_crossentropy$"),
+        (RANKS, keras_losses.BinaryCrossentropy(), "loss: BinaryCrossentropy expects probabilitie"),
+        (LISTS, BINARY, "'score' of ranking; expected auto, categorical_crossentropy$"),
+        (AnomalyTask(max_seq_length=8), "mse", "'score' of anomaly; expected auto$"),
+        (SimilarityTask(max_seq_length=8), keras_losses.CosineSimilarity(), "expected auto$"),
     ],
 )
 def test_losses_that_do_not_fit_are_refused_before_training(task, loss, message):
