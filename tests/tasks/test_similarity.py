@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import shutil
+import types
 import unittest.mock
 import warnings
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.train.loop import TrainingLoop
 from tasks import TextEmbedder, load_model, read_examples
+from tasks.data.examples import Examples
 from tasks.finetuning import recipe
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings
@@ -102,6 +104,7 @@ def test_triplets_need_negatives(of_triplets):
         ([ANCHORS, POSITIVES], None, "expected texts, or a tuple of anchors.*a list of lists"),
         ((ANCHORS, [*POSITIVES[:3], " "]), None, "row 3: expected a text, received an empty"),
         (ANCHORS, POSITIVES, "received 4 classes of one text each; pairs of texts are a tuple"),
+        (ANCHORS, ["a"] * 4, "expected texts of two or more classes, received only 'a'"),
         (ANCHORS, ["a", float("nan"), "a", "b"], r"y.1.: expected a class, received nan"),
         # Such as pandas.NA, which is no string either.
         (ANCHORS, ["a", ..., "a", "b"], r"y.1.: expected a class, received Ellipsis"),
@@ -116,6 +119,28 @@ def test_triplets_need_negatives(of_triplets):
 def test_wrong_rows_are_refused(untrained, x, y, message):
     with pytest.raises(UserError, match=message):
         untrained.fit(x, y)
+
+
+@pytest.mark.parametrize(
+    ("loss", "scores", "message"),
+    [
+        ("cosine", [0.5, 0.0, 4.2, -1.0], "score 4.2: expected a number from -1 to 1 with loss="),
+        ("cosent", [5.0] * 4, "expected different numbers, .* received 5.0 in every row"),
+    ],
+)
+def test_scores_that_a_loss_cannot_learn_are_refused(config, vocabulary, loss, scores, message):
+    model = TextEmbedder(SimilarityTask(max_seq_length=16, loss=loss), config, vocabulary)
+    with pytest.raises(UserError, match=message):
+        model.fit((ANCHORS, POSITIVES), scores)
+
+
+def test_texts_of_one_class_are_not_evaluated_and_equal_scores_are_reported(untrained):
+    with pytest.raises(UserError, match="expected texts of two or more classes"):
+        untrained.evaluate(ANCHORS, ["a"] * 4)
+    scored = SimilarityTask(max_seq_length=16, loss="cosine")
+    for labels, count in (([0.5, 0.5], 1), ([0.5, 0.4], 0)):
+        data = types.SimpleNamespace(examples=Examples({"text": [ANCHORS[:2]] * 2}, labels))
+        assert len(scored.label_warnings(data)) == count
 
 
 def test_missing_and_numbered_negatives_of_a_table_are_read(model):

@@ -366,7 +366,13 @@ class SimilarityTask(TextTask):
             raise ValueError("expected a class, received an empty string")
 
     def select_training_examples(self, examples: Examples) -> Examples:
-        """Return the examples; a text of a class is paired with another one of its class."""
+        """Return the examples; a text of a class is paired with another one of its class.
+
+        Raises:
+            UserError: If nothing can be learned from the classes or scores.
+        """
+        if self.is_scored:
+            self._check_scores(examples.labels)
         if self.is_scored or not examples.labels or examples.labels[0] is None:
             return examples
         _check_classes(examples.labels)
@@ -379,6 +385,27 @@ class SimilarityTask(TextTask):
             for number, other in zip(order, np.roll(order, 1), strict=True):
                 texts[number] = [*examples.texts["text"][number], *examples.texts["text"][other]]
         return dataclasses.replace(examples, texts={"text": texts})
+
+    def _check_scores(self, scores):
+        """Raise UserError if the loss cannot learn these scores."""
+        if self.loss == "cosent" and len(set(scores)) == 1:
+            raise UserError(
+                "scores: expected different numbers, whose order loss='cosent' learns, received "
+                f"{scores[0]} in every row"
+            )
+        for score in scores if self.loss == "cosine" else ():
+            if abs(score) > 1:
+                raise UserError(
+                    f"score {score}: expected a number from -1 to 1 with loss='cosine'; divide the "
+                    "scores by their maximum, or use loss='cosent'"
+                )
+
+    def label_warnings(self, data: EncodedExamples) -> list[str]:
+        """Return a warning if all scores are equal: correlations are 0 then."""
+        scores = data.examples.labels
+        if not self.is_scored or not len(set(scores)) == 1 < len(scores):
+            return []
+        return [f"all {len(scores)} rows have the same score; correlations do not measure a model"]
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return scores `(N,)`, or the numbers of the texts `(N, C)`, and weights of 1.
@@ -552,7 +579,9 @@ def _lists(column, name):
 
 
 def _check_classes(labels: Sequence[str]) -> None:
-    """Raise UserError if no text has another one of its class."""
+    """Raise UserError if no text has another one of its class, or all texts have the same."""
+    if len(set(labels)) == 1 < len(labels):
+        raise UserError(f"expected texts of two or more classes, received only {labels[0]!r:.80}")
     if len(set(labels)) == len(labels):
         raise UserError(
             f"expected several texts of a class, received {len(labels)} classes of one text each; "
