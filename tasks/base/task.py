@@ -278,7 +278,7 @@ class Task(abc.ABC):
                 f"task.json: unknown field {', '.join(unknown):.200}; expected {', '.join(known)}; "
                 "update bert_tf if a newer version wrote the file"
             )
-        return cls(**cls._checked(values, "task.json"))
+        return cls(**cls.checked(values, "task.json"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values of task.json, with "kind"."""
@@ -301,11 +301,11 @@ class Task(abc.ABC):
                 f"{', '.join(self.tunable_fields) or 'no field'}, received {', '.join(unknown)}"
             )
         # Values of another checkpoint must not remain, hence None for all that are not given.
-        fields = {**dict.fromkeys(self.tunable_fields), **self._checked(values, "checkpoint.json")}
+        fields = {**dict.fromkeys(self.tunable_fields), **self.checked(values, "checkpoint.json")}
         return dataclasses.replace(self, **fields)
 
     @classmethod
-    def _checked(cls, values: Mapping[str, Any], location: str) -> dict[str, Any]:
+    def checked(cls, values: Mapping[str, Any], location: str) -> dict[str, Any]:
         """Return JSON values as field values, lists as tuples; raise UserError on a wrong type."""
         hints = typing.get_type_hints(cls)
         for name, value in values.items():

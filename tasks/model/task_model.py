@@ -234,7 +234,9 @@ class TaskModel(EncoderModel):
                 f"max_seq_length={max_seq_length!r:.80}: expected 4 to {limit}, the number of "
                 f"positions of {pretrained.origin}"
             )
-        return cls.task_class.from_options(max_seq_length=max_seq_length, **options)
+        task = cls.task_class.from_options(max_seq_length=max_seq_length, **options)
+        task.checked(dataclasses.asdict(task), cls.__name__)  # As its files are.
+        return task
 
     @classmethod
     def from_weights(

@@ -228,6 +228,7 @@ WRONG_OPTIONS = {
     },
     "class_weights=1.0: 1 weights; expected 3": {"labels": LABELS, "class_weights": [1.0]},
     "rare_label=spam: expected one of billing": {"labels": LABELS, "rare_label": "spam"},
+    "TextClassifier: calibrate: expected bool, received 1": {"labels": LABELS, "calibrate": 1},
 }
 
 

@@ -85,6 +85,8 @@ def test_options_select_layers_pooling_and_the_end_of_the_text(huggingface_dir):
         ({"layers": "first"}, "layers='first': expected one of last, second_to_last, sum_last_4"),
         ({"pooling": "mean+sum"}, "pooling='mean.sum': expected one of cls, mean, max, mean_sqrt"),
         ({"max_seq_length": 17}, "max_seq_length=17: expected 4 to 16"),
+        ({"normalize": 1}, "TextEmbedder: normalize: expected bool, received 1"),
+        ({"prompts": ["query: "]}, r"TextEmbedder: prompts: expected dict, received \['query: '\]"),
     ],
 )
 def test_wrong_options_are_reported(huggingface_dir, options, message):
