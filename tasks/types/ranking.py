@@ -144,7 +144,7 @@ class RankingTask(ChoiceTask):
         texts, labels = [], []
         rows = zip(examples.texts["texts"], examples.labels, strict=True)
         for texts_C, labels_C in rows:
-            kept = _kept(labels_C, self.texts_per_query)
+            kept = _kept(texts_C, labels_C, self.texts_per_query)
             texts.append([texts_C[index] for index in kept])
             labels.append([labels_C[index] for index in kept])
         return dataclasses.replace(
@@ -153,7 +153,8 @@ class RankingTask(ChoiceTask):
 
     def as_training_rows(self, examples: Examples) -> Examples:
         """Return the queries with their first `texts_per_query` texts each."""
-        texts = [texts_C[: self.texts_per_query] for texts_C in examples.texts["texts"]]
+        rows = examples.texts["texts"]
+        texts = [[text for text in texts_C if text][: self.texts_per_query] for texts_C in rows]
         return dataclasses.replace(examples, texts={**examples.texts, "texts": texts})
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
@@ -180,14 +181,15 @@ class RankingTask(ChoiceTask):
         return {"score": counts.astype(np.float32)}
 
     def label_warnings(self, data: EncodedExamples) -> list[str]:
-        """Return a warning if queries have no relevant text."""
-        count = sum(not any(value > 0 for value in labels) for labels in data.examples.labels)
-        if not count:
-            return []
-        return [
-            f"{count:,} of {len(data.examples):,} queries have no relevant text; they count as 0 "
-            "in the metrics"
-        ]
+        """Return a warning per kind of query whose metrics do not depend on the model."""
+        labels, total = data.examples.labels, f"of {len(data.examples):,} queries have"
+        without = sum(not any(value > 0 for value in of_query) for of_query in labels)
+        equal = sum(len(set(of_query)) == 1 and of_query[0] > 0 for of_query in labels)
+        lines = {
+            "no relevant text; they count as 0 in the metrics": without,
+            "only texts of equal relevance; any order of them counts as 1 in ndcg and mrr": equal,
+        }
+        return [f"{count:,} {total} {line}" for line, count in lines.items() if count]
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> ChoiceModel:
         """Return the encoder with one logit per text."""
@@ -252,10 +254,11 @@ def _is_missing(logits):
     return logits <= MASKED_SCORE
 
 
-def _kept(labels, limit):
+def _kept(texts, labels, limit):
     """Return the indices of the texts of a query that are trained on, in their order."""
-    relevant = [index for index, label in enumerate(labels) if label > 0]
-    others = [index for index, label in enumerate(labels) if label <= 0]
+    there = [index for index, text in enumerate(texts) if text]
+    relevant = [index for index in there if labels[index] > 0]
+    others = [index for index in there if labels[index] <= 0]
     relevant.sort(key=lambda index: -labels[index])  # Stable.
     count = max(limit - len(others), limit // 2, 1)
     relevant = relevant[:count]

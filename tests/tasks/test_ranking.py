@@ -192,6 +192,24 @@ def test_training_uses_the_first_texts_of_a_query(labels, limit, kept):
     assert unlabelled.texts == {"query": ["q"], "texts": [texts[:limit]]}
 
 
+def test_missing_texts_take_no_place_of_others():
+    task = RankingTask(max_seq_length=12, texts_per_query=4)
+    rows = {"query": ["q", "r"], "texts": [["a", "", "b", "c", "d", "", "", ""], [""]]}
+    chosen = task.select_training_examples(Examples(rows, [[1, 0, 1, 1, 0, 0, 0, 0], [0]]))
+    assert chosen.texts["texts"] == [["a", "b", "c", "d"], []]
+    assert chosen.labels == [[1, 1, 1, 0], []]
+    assert task.as_training_rows(Examples(rows, [])).texts["texts"] == [["a", "b", "c", "d"], []]
+
+
+def test_queries_that_measure_nothing_are_reported():
+    rows = Examples({"query": list("qrst")}, [[0, 0], [1, 1], [2], [2, 1]])
+    assert TASK.label_warnings(types.SimpleNamespace(examples=rows)) == [
+        "1 of 4 queries have no relevant text; they count as 0 in the metrics",
+        "2 of 4 queries have only texts of equal relevance; any order of them counts as 1 in ndcg "
+        "and mrr",
+    ]
+
+
 def test_options_are_checked():
     assert RankingTask.from_options(max_seq_length=8).activation == "sigmoid"
     listwise = RankingTask.from_options(max_seq_length=8, ranking_loss="listwise")
