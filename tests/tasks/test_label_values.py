@@ -141,8 +141,19 @@ def test_multi_hot_rows_of_two_labels_must_not_be_ids_too(targets_of):
     with pytest.raises(UserError, match=r"y: rows such as \[0, 1\] may be ids or multi-hot; pass"):
         targets_of(task, [[0, 1], [1, 0]])
     assert targets_of(task, np.array([[0, 1], [1, 0]], bool))[0] == [[0, 1], [1, 0]]
-    assert targets_of(task, [[0, 1], [0, 0]])[0] == [[0, 1], [0, 0]]  # No row has an id twice.
-    assert targets_of(task, [[1, -1], [0, 1]])[0] == [[0, 1], [1, 1]]
+
+
+def test_one_row_of_two_labels_gives_the_others_their_meaning():
+    task = classes(TWO, multi_label=True)
+    # No row has an id twice.
+    assert targets_of_rows(task, [[0, 1], [0, 0]])[0] == [[0, 1], [0, 0]]
+    assert targets_of_rows(task, [[1, -1], [0, 1]])[0] == [[0, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("y", [[[0, 1], [0, 0]], [[1, -1], [0, 1]], [[1], [0]]])
+def test_a_batch_does_not_know_the_rows_of_others(y):
+    with pytest.raises(UserError, match=r"y: rows such as .* may be ids or multi-hot; pass names"):
+        targets_of_batches(classes(TWO, multi_label=True), y)
 
 
 @BOTH

@@ -332,7 +332,7 @@ class ClassificationTask(LabelledTextTask):
         if self.multi_label:
             values, padding = list(map(_list_or_value, values)), {-1}
             rows = [row for row in values if isinstance(row, list)]
-            if len(rows) == len(values) and self._are_multi_hot(rows, argument):
+            if len(rows) == len(values) and self._are_multi_hot(rows, argument, is_batch):
                 return [tuple(number for number, one in enumerate(row) if one) for row in rows]
         integers = {entry for row in rows for entry in row if type(entry) is int} - padding
         if integers and self._are_names(integers, argument, is_batch):
@@ -345,7 +345,7 @@ class ClassificationTask(LabelledTextTask):
             values = list(map(named, values))
         return super().encode_labels(values, texts, what, is_batch)
 
-    def _are_multi_hot(self, rows, argument):
+    def _are_multi_hot(self, rows, argument, is_batch):
         """Return whether rows have 0 or 1 per label; raises UserError if they may be ids too."""
         count, entries = len(self.labels), [entry for row in rows for entry in row]
         are_multi_hot = all(len(row) == count and all(one in (0, 1) for one in row) for row in rows)
@@ -355,8 +355,12 @@ class ClassificationTask(LabelledTextTask):
                     f"{argument}: expected names, ids, or {count} values per row that are 0 or 1, "
                     f"received rows such as {rows[0]!r:.80}"
                 )
+            return are_multi_hot
         # A row has no id twice, so that only the rows of two labels can be ids too.
-        elif are_multi_hot and all(len(set(row)) == count for row in rows):
+        may_be_both = are_multi_hot and all(len(set(row)) == count for row in rows)
+        if is_batch:  # Other batches may hold such rows.
+            may_be_both = count == 2 and any(type(entry) is int for entry in entries)
+        if may_be_both:
             raise UserError(
                 f"{argument}: rows such as {rows[0]} may be ids or multi-hot; pass names, or "
                 "multi-hot as booleans"
