@@ -107,7 +107,7 @@ def _strings(columns):
                 f"x: {name}: expected batches of strings (B,), received {values.dtype.name} "
                 f"{values.shape}"
             )
-    return columns
+    return {name: tf.ensure_shape(values, [None]) for name, values in columns.items()}
 
 
 def targets(

@@ -187,6 +187,16 @@ def test_xla_takes_padded_batches_if_a_dataset_does_not_tell_their_size(weights)
     assert inputs["input_mask"].shape == (4, 12)
 
 
+def test_a_dataset_need_not_tell_its_shapes(weights):
+    dataset = batches(ROWS, NAMES)
+    shapeless = tf.data.Dataset.from_generator(
+        dataset.as_numpy_iterator, output_types=(tf.string, tf.string)
+    )
+    model = compiled("TextClassifier", weights)
+    found = batches_of_fit(model, shapeless, steps_per_epoch=3)
+    assert_equal_batches(batches_of_fit(model, dataset), found, rtol=0, atol=0)
+
+
 WRONG = {
     "x: expected a dataset of batches, received single rows; call batch": lambda data: (
         data.unbatch()

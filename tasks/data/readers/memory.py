@@ -98,8 +98,9 @@ def label_names(labels: Any) -> tuple[str, ...]:
 def without_axis(values: Any) -> Any:
     """Return an array or tensor of shape (N, 1) as (N,), as Keras does; other values unchanged."""
     shape: Any = getattr(values, "shape", ())
-    is_column = len(shape) == 2 and shape[1] == 1 and not hasattr(values, "columns")
-    return values[:, 0] if is_column else values
+    if getattr(shape, "rank", 0) is None or hasattr(values, "columns"):
+        return values
+    return values[:, 0] if len(shape) == 2 and shape[1] == 1 else values
 
 
 def named(x: Any, input_names: Sequence[str]) -> dict[str, Any]:
