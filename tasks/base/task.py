@@ -241,12 +241,15 @@ class Task(abc.ABC):
         return cls.from_data(data, max_seq_length=max_seq_length, **options)
 
     @classmethod
-    def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_of_weights(
+        cls, path: str, given: Mapping[str, Any], keeps_head: bool = True
+    ) -> dict[str, Any]:
         """Return the options that pretrained weights or a run bring, by default none.
 
         Args:
             path: The weights.
             given: Options of `from_data` that replace them.
+            keeps_head: Whether the model may keep the head of the weights.
         """
         return {}
 

@@ -79,7 +79,8 @@ def read(
     kind, options = settings.task_options()
     started = Run.has_checkpoint(settings.output_dir)
     weights = settings.output_dir if started else settings.init_from
-    options = {**task_class(kind).options_of_weights(weights, options), **options}
+    keeps_head = started or settings.keep_head != "false"
+    options = {**task_class(kind).options_of_weights(weights, options, keeps_head), **options}
     task = task_class(kind).from_data(data.labelled[settings.train], **options)
     names = (settings.train, *settings.dev)
     # Without a teacher, a file without labels has been refused.

@@ -65,8 +65,12 @@ class RegressionTask(LabelledTextTask):
         return task
 
     @classmethod
-    def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the activation of a regressor, whose head is kept."""
+    def options_of_weights(
+        cls, path: str, given: Mapping[str, Any], keeps_head: bool = True
+    ) -> dict[str, Any]:
+        """Return the activation of a regressor whose head is kept."""
+        if not keeps_head:
+            return {}
         source = Run.open(path) if Run.exists(path) else read_pretrained(path)
         return _activation_of(source.task)
 

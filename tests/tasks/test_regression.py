@@ -33,14 +33,21 @@ def cross_encoder(tmp_path, config, vocabulary):
 
 
 @pytest.mark.parametrize(
-    ("labels", "expected"), [("0 0.5 1", "sigmoid"), ("0 2.5 5", "identity"), ("-1 0", "identity")]
+    ("labels", "keep_head", "expected"),
+    [
+        ("0 0.5 1", "auto", "sigmoid"),
+        ("0 0.5 1", "false", "identity"),
+        ("0 2.5 5", "auto", "identity"),
+        ("-1 0", "auto", "identity"),
+    ],
 )
-def test_finetuning_keeps_a_sigmoid_that_reaches_the_labels(
-    cross_encoder, tmp_path, labels, expected
+def test_finetuning_keeps_a_sigmoid_that_reaches_the_labels_with_its_head(
+    cross_encoder, tmp_path, labels, keep_head, expected
 ):
     path = small.write_rows(tmp_path / "train.csv", [("a", label) for label in labels.split()])
     data = {"train": path, "dev": small.same_rows(path)}
-    settings = small.settings(cross_encoder, data, tmp_path / "run", task="regression")
+    options = {"task": "regression", "keep_head": keep_head}
+    settings = small.settings(cross_encoder, data, tmp_path / "run", **options)
     training = read(settings, settings.read_data(), print, tf.distribute.get_strategy())
     assert training.task.activation == expected
 

@@ -131,7 +131,9 @@ class SimilarityTask(TextTask):
                 )
 
     @classmethod
-    def options_of_weights(cls, path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_of_weights(
+        cls, path: str, given: Mapping[str, Any], keeps_head: bool = True
+    ) -> dict[str, Any]:
         """Return the pooling, dense layers, normalization and prompts of an embedder."""
         settings = sources.embedder_settings(path)
         # --truncation has its own default, which cannot be told from a flag of that value.
