@@ -153,8 +153,8 @@ class Task(abc.ABC):
     predicts_untuned = True  # Whether it can predict while the tunable fields are None.
     # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
     tunes_without_request = False
-    # Ends the log line about the rows that `select_training_examples` drops.
-    unused = "not used for training"
+    # What is wrong with the rows that `select_training_examples` drops; "" if nothing is.
+    fault_of_unused = ""
 
     @property
     @abc.abstractmethod

@@ -737,7 +737,17 @@ class TaskModel(EncoderModel):
             if dev is None and validation_split:
                 train, dev = split(train, validation_split)
                 self._check_dev(dev, "validation_split")
-            encoded = self._encode_for_fit(self._training_examples(train), size_of_dev)
+            selected = self._training_examples(train)
+            encoded = self._encode_for_fit(selected, size_of_dev)
+            lines = self.task.label_warnings(encoded)
+            num_unused = len(train) - len(selected)
+            if num_unused and self.task.fault_of_unused:
+                lines.append(
+                    f"{num_unused:,} of {len(train):,} rows, {self.task.fault_of_unused}, are not "
+                    "used for training"
+                )
+            for line in lines:
+                warnings.warn(f"x: {line}", stacklevel=3)
             num_steps = steps_per_epoch = steps_per_epoch or math.ceil(len(encoded) / size)
             # Fits in a row see other orders, unless one continues that of a process before.
             first_epoch = max(_batches_seen(self) - initial_epoch * num_steps, 0) // num_steps

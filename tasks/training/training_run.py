@@ -392,6 +392,7 @@ def _summary(task, train, devs, num_unused):
     """Return a log line with the task type and the numbers of rows and windows."""
     counts = ", ".join(f"{len(dev.examples)} dev rows" for dev in devs) or "no dev rows"
     windows = f" in {len(train)} windows" if len(train) != len(train.examples) else ""
-    unused = f", {num_unused} more {task.unused}" if num_unused else ""
+    fault = task.fault_of_unused and f"{task.fault_of_unused}, "
+    unused = f", {num_unused} more {fault}not used for training" if num_unused else ""
     rows = f"{len(train.examples)} rows{windows}{unused}"
     return f"{task.kind}: {rows}, {counts}{task.summary()}"

@@ -295,7 +295,7 @@ class QuestionAnsweringTask(Task):
     accuracies = ("start", "end")
     needs_offsets = True
     tunes_without_request = True  # 0 is the published threshold.
-    unused = "whose answer is not in the context, not used for training"
+    fault_of_unused = "whose answer is not in the context"
 
     @classmethod
     def from_data(

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+from unittest import mock
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,7 +22,7 @@ from tasks.graph.pipeline import Pipeline
 from tasks.model.loading import load_model
 from tasks.prediction.outputs import predict
 from tasks.types import question_answering
-from tasks.types.question_answering import QuestionAnsweringTask
+from tasks.types.question_answering import QuestionAnswerer, QuestionAnsweringTask
 from tests import small
 from tests.conftest import WORDS
 from tests.shared_graphs import tokenizer_of
@@ -324,6 +326,14 @@ def test_only_answers_found_in_the_context_are_trained_on():
         UserError, match="training answers: expected text in its context at answer_start"
     ):
         task.select_training_examples(examples_of(rows[0]))
+
+
+def test_fit_warns_of_answers_that_it_leaves_out(config, vocabulary):
+    model = QuestionAnswerer(QuestionAnsweringTask(**SIZES), config, vocabulary)
+    rows = {"question": ["a"] * 3, "context": ["app bill"] * 3}
+    message = "x: 1 of 3 rows, whose answer is not in the context, are not used for training"
+    with mock.patch.object(keras.Model, "fit"), pytest.warns(UserWarning, match=message):
+        model.fit(rows, [[("app", 0)], [("bill", 4)], [("bill", 0)]])
 
 
 @pytest.mark.slow
