@@ -6,20 +6,12 @@ stated otherwise, a ratio with denominator 0 is 0, and so is the metric of no ex
 Shape suffixes: N examples, C labels, named by `names`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.metrics import (
-    accuracy_score,
-    average_precision_score,
-    confusion_matrix,
-    f1_score,
-    matthews_corrcoef,
-    precision_recall_fscore_support,
-    roc_auc_score,
-)
+from sklearn.metrics import average_precision_score, matthews_corrcoef, roc_auc_score
 
 from tasks.metrics.calibration import expected_calibration_error
 from tasks.metrics.checks import finite, same_shape
@@ -32,7 +24,9 @@ def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
 
     Both are ids or names `(N,)`, or bool `(N, C)`, of which all have to be correct.
     """
-    return float(_or_zeros(accuracy_score, *same_shape(labels, predictions)))
+    labels, predictions = same_shape(labels, predictions)
+    is_correct_N = np.all(labels == predictions, axis=tuple(range(1, labels.ndim)))
+    return float(is_correct_N.sum() / max(len(labels), 1))
 
 
 def roc_auc(is_positive_N: np.ndarray, scores_N: np.ndarray) -> float:
@@ -79,13 +73,13 @@ def single_label_metrics(
     """
     labels_N, predictions_N = same_shape(labels_N, predictions_N)
     has_spread = _differ(labels_N) and _differ(predictions_N)
+    per_label = _per_label(labels_N, predictions_N, len(names))
+    f1_K = np.array(per_label["f1"])[np.union1d(labels_N, predictions_N)]
     return {
         "accuracy": accuracy(labels_N, predictions_N),
-        "macro_f1": float(
-            _or_zeros(f1_score, labels_N, predictions_N, average="macro", zero_division=0)
-        ),
+        "macro_f1": float(f1_K.sum() / max(len(f1_K), 1)),
         "matthews": float(matthews_corrcoef(labels_N, predictions_N)) if has_spread else 0.0,
-        **_named_f1(_per_label(labels_N, predictions_N, len(names)), names),
+        **_named_f1(per_label, names),
         "ece": expected_calibration_error(probabilities_NC, labels_N),
         "degenerate": _degenerate(labels_N, predictions_N),
     }
@@ -123,11 +117,11 @@ def multi_label_metrics(
         decisions.
     """
     labels_NC, matrices_C22 = np.asarray(labels_NC, bool), _matrices(labels_NC, selected_NC)
-    per_label = _ratios(matrices_C22)
+    per_label = _ratios_of_matrices(matrices_C22)
     # Labels that do not occur have a PR AUC of 0; they do not count in the mean.
     pr_auc_sum = np.sum(_pr_auc_of_each(labels_NC, probabilities_NC))
     return {
-        "micro_f1": _ratios(matrices_C22.sum(0, keepdims=True))["f1"][0],
+        "micro_f1": _ratios_of_matrices(matrices_C22.sum(0, keepdims=True))["f1"][0],
         "macro_f1": float(np.mean(per_label["f1"])),
         "exact_match": accuracy(labels_NC, selected_NC),
         "pr_auc": float(pr_auc_sum / max(labels_NC.any(0).sum(), 1)),
@@ -155,9 +149,8 @@ def single_label_table(
         are labels, columns predictions.
     """
     size = len(names)
-    matrix_CC = _or_zeros(
-        confusion_matrix, labels_N, predictions_N, shape=(size, size), dtype=int, labels=range(size)
-    )
+    cells_N = size * np.asarray(labels_N, np.int64) + predictions_N
+    matrix_CC = np.bincount(cells_N, minlength=size**2).reshape(size, size)
     pr_auc_C = _pr_auc_of_each(np.eye(size, dtype=bool)[labels_N], probabilities_NC)
     return {
         "labels": list(names),
@@ -183,7 +176,7 @@ def multi_label_table(
     matrices_C22 = _matrices(labels_NC, selected_NC)
     return {
         "labels": list(names),
-        "per_label": _ratios(matrices_C22),
+        "per_label": _ratios_of_matrices(matrices_C22),
         "confusion_matrix": matrices_C22.tolist(),
     }
 
@@ -199,49 +192,32 @@ def _matrices(labels_NC: np.ndarray, selected_NC: np.ndarray) -> np.ndarray:
     return np.moveaxis(np.array(counts_22C), -1, 0)
 
 
-def _ratios(matrices_C22: np.ndarray) -> dict[str, list[float]]:
-    """Return what `_per_label` does, of the matrices of labels."""
-    hits_C, support_C = matrices_C22[:, 1, 1], matrices_C22[:, 1].sum(1)
-    selected_C = matrices_C22[:, :, 1].sum(1)
+def _ratios_of_matrices(matrices_C22: np.ndarray) -> dict[str, list[float]]:
+    """Return what `_ratios` does, of the result of `_matrices`."""
+    support_C, selected_C = matrices_C22[:, 1].sum(1), matrices_C22[:, :, 1].sum(1)
+    return _ratios(matrices_C22[:, 1, 1], support_C, selected_C)
+
+
+def _per_label(
+    labels_N: np.ndarray, predictions_N: np.ndarray, num_labels: int
+) -> dict[str, list[float]]:
+    """Return what `_ratios` does, of the ids of labels and predictions."""
+    labels_N, predictions_N = (np.asarray(ids, np.int64) for ids in (labels_N, predictions_N))
+    hits_H = labels_N[labels_N == predictions_N]
+    counts = (np.bincount(ids, minlength=num_labels) for ids in (hits_H, labels_N, predictions_N))
+    return _ratios(*counts)
+
+
+def _ratios(
+    hits_C: np.ndarray, support_C: np.ndarray, selected_C: np.ndarray
+) -> dict[str, list[float]]:
+    """Return {metric: values in the order of the labels}, of numbers of examples."""
     # Where a denominator is 0, there are no hits.
     return {
         "precision": (hits_C / np.maximum(selected_C, 1)).tolist(),
         "recall": (hits_C / np.maximum(support_C, 1)).tolist(),
         "f1": (2 * hits_C / np.maximum(selected_C + support_C, 1)).tolist(),
         "support": support_C.tolist(),
-    }
-
-
-def _or_zeros(
-    metric: Callable[..., Any],
-    labels: np.ndarray,
-    predictions: np.ndarray,
-    /,
-    shape: tuple[int, ...] = (),
-    dtype: type = float,
-    **options: Any,
-) -> Any:
-    """Return a metric of scikit-learn, which rejects empty arrays; zeros of a shape for these."""
-    return metric(labels, predictions, **options) if len(labels) else np.zeros(shape, dtype)
-
-
-def _per_label(
-    labels_N: np.ndarray, predictions_N: np.ndarray, num_labels: int
-) -> dict[str, list[float]]:
-    """Return {metric: values in the order of the labels}."""
-    precision_C, recall_C, f1_C, support_C = _or_zeros(
-        precision_recall_fscore_support,
-        labels_N,
-        predictions_N,
-        shape=(4, num_labels),
-        labels=range(num_labels),
-        zero_division=0,
-    )
-    return {
-        "precision": precision_C.tolist(),
-        "recall": recall_C.tolist(),
-        "f1": f1_C.tolist(),
-        "support": support_C.astype(int).tolist(),  # scikit-learn's is float if nothing is hit.
     }
 
 
