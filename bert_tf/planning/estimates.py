@@ -54,7 +54,7 @@ IMPORTS_BYTES = 160_000_000
 class Training:
     """A training and the devices that it runs on."""
 
-    sizes: StepSizes  # Step on one replica, without gradient accumulation.
+    sizes: StepSizes  # Step on one replica, or a part of it.
     global_batch_size: int  # Examples per step, over all devices.
     tokens: float  # Tokens of the training, with padding.
     devices: int  # Number of devices, each with a replica.
@@ -136,8 +136,16 @@ class ServingEstimate:
 def estimate(training: Training) -> PretrainingEstimate:
     """Estimate the cost of a pretraining."""
     sizes, device = training.sizes, training.device
-    memory, available = _in_memory(step_memory(sizes), device, sizes.config)
     per_replica = training.global_batch_size / training.devices
+    accumulation_steps = math.ceil(per_replica / sizes.examples)
+    at_once, in_parts = (
+        dataclasses.replace(sizes, accumulates=accumulates) for accumulates in (False, True)
+    )
+    memory = step_memory(in_parts if accumulation_steps > 1 else at_once)
+    memory, available = _in_memory(memory, device, sizes.config)
+    largest = largest_batch(at_once, available)
+    if largest < per_replica:  # The batch has to be computed in parts.
+        largest = largest_batch(in_parts, available)
     overhead, reduce_seconds, traffic = _step_overhead(sizes, training.devices, device)
     examples = training.tokens / sizes.length
     num_steps = math.ceil(examples / training.global_batch_size)
@@ -145,8 +153,8 @@ def estimate(training: Training) -> PretrainingEstimate:
     return PretrainingEstimate(
         memory=memory,
         fits=memory["peak"] <= available,
-        largest_batch=largest_batch(sizes, available),
-        accumulation_steps=math.ceil(per_replica / sizes.examples),
+        largest_batch=largest,
+        accumulation_steps=accumulation_steps,
         num_steps=num_steps,
         step_seconds=step_seconds,
         seconds=num_steps * step_seconds,
@@ -238,6 +246,7 @@ def _sizes(plan, samples):
         precision=plan.precision,
         longest=longest,
         frozen_layers=plan.frozen_layers,
+        accumulates=plan.accumulation_steps > 1,
     )
 
 

@@ -38,6 +38,7 @@ class StepSizes:
     # Lowest layers that are not trained, nor are the embeddings; `None` if all weights are
     # trained.
     frozen_layers: int | None = None
+    accumulates: bool = False  # Whether the gradients of several forward passes are summed.
 
     @property
     def attention_length(self) -> float:
@@ -112,8 +113,9 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
         "logits over the vocabulary": logits,
         "temporary tensors of a layer": temporary,
         "gradients": trained * _FLOAT32,
+        "accumulated gradients": trained * _FLOAT32 * sizes.accumulates,
     }
-    state = (parameters + 2 * trained) * _FLOAT32 + copies
+    state = (parameters + 2 * trained) * _FLOAT32 + copies + components["accumulated gradients"]
     of_table = table if sizes.frozen_layers is None else 0
     # The gradient of the table comes last. Pretraining keeps that of the logits for it, and adds
     # that of the lookup in place; else two more of its size exist while it is summed.

@@ -451,6 +451,7 @@ def _step_sizes(settings, config, manifests, replicas):
         max(of["max_predictions_per_seq"] for of in recorded),
         settings.precision,
         settings.gradient_checkpointing,
+        accumulates=settings.gradient_accumulation_steps > 1,
     )
 
 

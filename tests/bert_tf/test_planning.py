@@ -120,6 +120,12 @@ def test_memory_of_a_small_step_by_hand():
     assert memory["peak"] == 3 * memory["weights"] + largest
 
 
+def test_parts_of_a_batch_keep_the_sum_of_their_gradients():
+    alone, part = (step_memory(StepSizes(TINY, 2, 4, 1, accumulates=of)) for of in (False, True))
+    assert part["accumulated gradients"] == 4 * count_parameters(TINY)
+    assert part["peak"] - alone["peak"] == 4 * count_parameters(TINY)
+
+
 def test_recomputed_layers_keep_their_inputs_only():
     stored, recomputed = (
         step_memory(StepSizes(TINY, 2, 4, 1, "float32", recompute))["activations"]
@@ -248,8 +254,11 @@ def test_parts_of_a_batch_take_their_own_memory_and_the_time_of_all():
     part = estimate_finetuning(finetuning(samples=[[8]] * 8, global_batch_size=2))
     parts = {"samples": [[8]] * 8, "global_batch_size": 8, "accumulation_steps": 4}
     result = estimate_finetuning(finetuning(**parts))
-    assert result.memory == part.memory and result.memory["peak"] < whole.memory["peak"]
+    sums = result.memory["accumulated gradients"]
+    assert result.memory["peak"] == part.memory["peak"] + sums < whole.memory["peak"]
     assert result.most_tokens == part.most_tokens
+    less = dataclasses.replace(DEVICE, memory=DEVICE.memory - sums)
+    part = estimate_finetuning(finetuning(samples=[[8]] * 8, global_batch_size=2, device=less))
     assert result.largest_batch == 4 * part.largest_batch
     assert result.step_seconds == pytest.approx(whole.step_seconds, rel=0.05)
     cached = estimate_finetuning(finetuning(**parts, is_cached=True))
@@ -381,6 +390,7 @@ def test_command_chooses_the_largest_batch_that_fits(capsys):
     assert 0 < largest < 64
     assert f"memory per device, {largest} examples of 512 tokens" in lines
     assert f"{-(-64 // largest)} per step and device" in lines
+    assert "accumulated gradients" in lines and "GB fits into 16 GB" in lines
 
 
 def test_command_names_what_makes_it_cheaper(capsys):

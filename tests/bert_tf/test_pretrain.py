@@ -489,6 +489,15 @@ def test_another_number_of_steps_is_logged_with_its_rates_and_recorded_once(dire
         run.check_resumable(dataclasses.replace(longer, seed=1).recorded(), None)
 
 
+@pytest.mark.parametrize(("parts", "examples"), [(1, 16), (2, 8)])
+def test_the_estimate_is_that_of_a_part_of_the_batch(directories, tmp_path, parts, examples):
+    changes = {"global_batch_size": 16, "gradient_accumulation_steps": parts}
+    settings = settings_of(directories, tmp_path / "run", **changes)
+    manifests = [Manifest.load(directories["shards"])]
+    sizes = recipe._step_sizes(settings, BertConfig.load(settings.config), manifests, replicas=1)
+    assert (sizes.examples, sizes.accumulates) == (examples, parts > 1)
+
+
 def test_a_training_that_ends_in_the_warmup_is_reported(directories, tmp_path, monkeypatch):
     settings = dry_settings(directories, tmp_path, model_size="tiny", num_train_steps=800)
     toys, said = [], []
