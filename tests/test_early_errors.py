@@ -124,7 +124,7 @@ CASES = [
     ("tasks.finetune", {**FINETUNE, "devices": 8}, "--devices: requires --dry_run"),
     (
         "tasks.finetune",
-        {**FINETUNE, "dry_run": "true", "output_dir": "{}/taken"},
+        {**FINETUNE, "dry_run": "true", "strategy": "multi_worker", "output_dir": "{}/taken"},
         "contains other files",
     ),
     ("bert_tf.plan", {**FINETUNE, "train": "{}/late.csv"}, "late.csv:4: expected 2 fields"),

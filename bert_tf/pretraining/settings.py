@@ -124,10 +124,10 @@ class PretrainSettings:
                 manifest.check_complete()
                 manifest.vocabulary()
         # Workers may see the run's files late; they check it when all see the same.
-        if self.dry_run or (
-            self.strategy != "multi_worker"
-            and Run.is_new(self.output_dir, self.recorded(), None, defaults(PretrainSettings))
-        ):
+        is_new, of_run = False, {**self.recorded(), "dry_run": False}
+        if self.dry_run or self.strategy != "multi_worker":
+            is_new = Run.is_new(self.output_dir, of_run, None, defaults(PretrainSettings))
+        if self.dry_run or is_new:
             if self.config and not files.is_remote(self.config):
                 BertConfig.load(self.config)
             if self.init_from:

@@ -344,7 +344,7 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
 
     def _check_output(self):
         """Check the output directory of one run, and the weights that it starts from."""
-        if self.strategy == "multi_worker":
+        if self.strategy == "multi_worker" and not self.dry_run:
             return  # Workers may see the run's files late; they check it when all see the same.
         if Run.is_new(
             self.output_dir, self.recorded(), self._dataset.kind, defaults(FinetuneSettings)

@@ -458,6 +458,17 @@ def test_the_files_that_a_run_was_started_from_are_not_checked(directories, tmp_
             new.check()
 
 
+@pytest.mark.parametrize("strategy", ["none", "multi_worker"])
+def test_a_dry_run_checks_the_output_directory(directories, tmp_path, strategy):
+    settings = settings_of(directories, tmp_path / "run", dry_run=True, strategy=strategy)
+    run = start_run(dataclasses.replace(settings, dry_run=False))
+    settings.check()
+    with pytest.raises(UserError, match="--learning_rate: was"):
+        dataclasses.replace(settings, learning_rate=0.5).check()
+    with pytest.raises(UserError, match="contains other files"):
+        dataclasses.replace(settings, output_dir=run.file("checkpoints")).check()
+
+
 @pytest.mark.slow
 def test_a_run_resumes_without_the_weights_that_it_was_started_from(directories, tmp_path):
     first = recipe.pretrain(settings_of(directories, tmp_path / "first", num_train_steps=1))
