@@ -7,6 +7,7 @@ write the shards themselves, so all machines need access to the input and output
 import concurrent.futures
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import logging
 import multiprocessing
@@ -36,6 +37,8 @@ Make = Callable[[Iterable[tuple], OnEntry], None]
 _DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 _DASK_RUNNER = "apache_beam.runners.dask.dask_runner.DaskRunner"
 SECONDS_BETWEEN_LISTINGS = 2.0
+# Packages by runner. Beam's own message on a missing Dask names none.
+_PACKAGES = {"local": (), "beam": ("apache_beam",), "dask": ("apache_beam", "distributed")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,12 @@ class RunnerSettings:
             raise UserError(f"--beam_args={self.beam_args}: requires --runner=beam")
         if (self.dask_address is not None) != (self.runner == "dask"):
             raise UserError("--runner=dask and --dask_address: expected both, received one")
+        for package in _PACKAGES[self.runner]:
+            if importlib.util.find_spec(package) is None:
+                raise UserError(
+                    f"--runner={self.runner}: {package} is not installed; "
+                    f"pip install 'bert_tf[{self.runner}]'"
+                )
 
     @property
     def workers(self) -> int:
@@ -78,22 +87,9 @@ def run(
     Returns:
         Context manager of the function that writes the shards of an iterable of tasks. It passes
         the entry of each to its second argument, in order of completion.
-
-    Raises:
-        UserError: If Apache Beam or Dask is not installed.
     """
     if settings.runner == "local":
         return run_local(open_writer, directory, min(settings.workers, num_tasks))
-    try:
-        import apache_beam  # noqa: F401
-
-        if settings.runner == "dask":
-            import distributed  # noqa: F401  Beam's own message names no package.
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"--runner={settings.runner}: {error.name} is not installed; "
-            f"pip install 'bert_tf[{settings.runner}]'"
-        ) from None
     options = settings.beam_args
     if settings.runner == "dask":
         # One shard per task of Dask; by default, a single one would get all shards.

@@ -145,6 +145,11 @@ class Manifest(ShardManifest):
         return self._values.get("tokenizer")
 
     @property
+    def corpus(self) -> dict[str, Any]:
+        """Number of documents and SHA-256 of the text; empty for shards of other programs."""
+        return self._values.get("corpus", {})
+
+    @property
     def vocab_size(self) -> int:
         """Number of entries of the vocabulary."""
         return self._values["vocabulary"]["entries"]
@@ -195,7 +200,7 @@ class Manifest(ShardManifest):
             return None
         input_format = self.settings.get("input_format")  # `None` for shards of other programs.
         passes = self.settings.get("dupe_factor", 1)
-        documents = self._values.get("corpus", {}).get("documents")
+        documents = self.corpus.get("documents")
         if documents and self.num_examples > 1.5 * documents * passes:
             cause = "most sentences are longer than --max_seq_length; " + (
                 "write one sentence per line"

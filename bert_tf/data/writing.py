@@ -19,7 +19,7 @@ from bert_tf.data import documents
 from bert_tf.data.documents import DocumentIndex
 from bert_tf.data.manifest import Manifest
 from bert_tf.data.settings import WriteShardsSettings
-from bert_tf.data.sharded_output import Span, WriteShard, check_directory
+from bert_tf.data.sharded_output import NAME, Span, WriteShard, check_directory
 from bert_tf.errors import UserError
 from bert_tf.storage import files, ownership
 from bert_tf.system.command import import_tensorflow
@@ -73,6 +73,16 @@ def write_shards(
         stack.enter_context(ownership.sole_writer(directory))
         spill_dir = os.path.join(directory, SPILL)
         stack.callback(files.remove_own, spill_dir, re.compile(r"\d+"))
+        planned = functools.partial(
+            Manifest.planned,
+            directory,
+            settings,
+            vocabulary,
+            {**tokenizer, "tables_sha256": unicode_tables.sha256()},
+        )
+        if NAME in files.listdir(directory):  # All but the text is compared before it is read.
+            on_disk = Manifest.load(directory)
+            on_disk.check_same_plan(planned(on_disk.corpus))
 
         log(f"indexing: {len(paths)} files, {'uncased' if tokenizer['do_lower_case'] else 'cased'}")
         # Workers read the documents again by offset, so files must not change until the end.
@@ -84,13 +94,7 @@ def write_shards(
             f"({num_bytes / 1e6 / max(time.monotonic() - began, 1e-3):.0f} MB/s)"
         )
         check_index(index, settings)
-        manifest = Manifest.planned(
-            directory,
-            settings,
-            vocabulary,
-            {**tokenizer, "tables_sha256": unicode_tables.sha256()},
-            {"documents": len(index), "sha256": index.sha256},
-        )
+        manifest = planned({"documents": len(index), "sha256": index.sha256})
         were_missing = manifest.write_missing(
             functools.partial(open_writer, settings, vocabulary, tokenizer),
             lambda number: ShardSpans(index, number, settings.num_shards),

@@ -742,6 +742,7 @@ def write_output_shards(
     """
     directory = settings.output_dir
     assert directory is not None
+    check_directory(directory)
     stamps = {path: files.stamp(path) for path in settings.input_files(pattern)}
     log(f"counting the rows of {len(stamps)} files")
     counts = [(path, sum(1 for _ in job.rows(path))) for path in stamps]
@@ -763,7 +764,6 @@ def write_output_shards(
     }
     num_shards = settings.num_shards
     manifest = OutputManifest.planned(directory, job.name, job.file_format, num_shards, plan)
-    check_directory(directory)
     with sole_writer(directory):
         manifest.write_missing(
             job.open, lambda number: spans(counts, number, num_shards), stamps, settings, log

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gzip
+import importlib.util
 import json
 import os
 import pathlib
@@ -335,6 +336,29 @@ def test_the_documents_of_all_shards_take_few_bytes(tmp_path):
     ]
     for number, shard in enumerate(pickle.loads(pickle.dumps(shards))):
         assert list(shard) == expected[number::7]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"seed": 1}, "--seed: was 12345"), ({"max_input_chars_per_word": 9}, "per_word: the token")],
+)
+def test_other_settings_are_rejected_before_the_text_is_read(
+    corpus, tmp_path, monkeypatch, changes, message
+):
+    monkeypatch.setattr(jobs, "run", run_here)
+    writing.write_shards(settings_of(corpus, tmp_path / "shards"))
+    monkeypatch.setattr(documents, "index", lambda *paths: pytest.fail("read the text"))
+    with pytest.raises(UserError, match=message):
+        writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
+
+
+@pytest.mark.parametrize("runner", ["beam", "dask"])
+def test_a_missing_package_is_reported_with_the_flags(corpus, tmp_path, monkeypatch, runner):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    flags = {"runner": runner, "dask_address": "tcp://a:1" if runner == "dask" else None}
+    message = rf"--runner={runner}: apache_beam is not installed; .*'bert_tf\[{runner}\]'"
+    with pytest.raises(UserError, match=message):
+        settings_of(corpus, tmp_path / "shards", **flags)
 
 
 @pytest.mark.medium

@@ -406,8 +406,10 @@ def test_a_damaged_manifest_and_files_of_others_are_reported(texts, in_process, 
 def test_nothing_is_left_in_a_directory_of_others(texts):
     (texts / "out").mkdir()
     (texts / "out" / "notes.txt").write_text("theirs")
+    said = []
     with pytest.raises(UserError, match="contains other files"):
-        write(texts)
+        write(texts, log=said.append)
+    assert said == []  # Rows are not counted before.
     assert [path.name for path in (texts / "out").iterdir()] == ["notes.txt"]
 
 
