@@ -21,7 +21,7 @@ from bert_tf.planning.memory import StepSizes, step_memory
 from bert_tf.planning.report import device_line, training_lines
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
-from bert_tf.pretraining.settings import PretrainCommandSettings, PretrainSettings
+from bert_tf.pretraining.settings import PretrainCommandSettings, PretrainSettings, load_config
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.system.command import defaults
@@ -350,7 +350,7 @@ def config_of(
         # A bert_config.json of google-research/bert does not say how text is normalized.
         given = read_json_object(settings.config)
         case = {name: value for name, value in case_of(manifest).items() if name not in given}
-        return dataclasses.replace(BertConfig.load(settings.config), **case)
+        return dataclasses.replace(load_config(settings.config, [manifest]), **case)
     return dataclasses.replace(
         MODEL_SIZES[str(settings.model_size)], vocab_size=len(vocabulary), **case_of(manifest)
     )

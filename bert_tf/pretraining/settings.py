@@ -1,6 +1,7 @@
 """Settings of pretraining, one field per flag. Does not import TensorFlow."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from bert_tf.config import MODEL_SIZES, BertConfig
@@ -118,18 +119,21 @@ class PretrainSettings:
         Weights and configuration are checked too if a new run would certainly start.
         """
         # Remote paths need TensorFlow's file systems and are checked once it is imported.
-        for directory in filter(None, (*self.shards, self.eval_shards)):
-            if not files.is_remote(directory):
-                manifest = Manifest.load(directory)
-                manifest.check_complete()
-                manifest.vocabulary()
+        manifests = [
+            Manifest.load(directory)
+            for directory in (*self.shards, self.eval_shards)
+            if directory and not files.is_remote(directory)
+        ]
+        for manifest in manifests:
+            manifest.check_complete()
+            manifest.vocabulary()
         # Workers may see the run's files late; they check it when all see the same.
         is_new, of_run = False, {**self.recorded(), "dry_run": False}
         if self.dry_run or self.strategy != "multi_worker":
             is_new = Run.is_new(self.output_dir, of_run, None, defaults(PretrainSettings))
         if self.dry_run or is_new:
             if self.config and not files.is_remote(self.config):
-                BertConfig.load(self.config)
+                load_config(self.config, manifests)
             if self.init_from:
                 sources.check(self.init_from)
 
@@ -145,6 +149,18 @@ class PretrainSettings:
         for steps in map(int, self.phase_steps or (str(self.num_train_steps),)):
             ends.append(steps + (ends[-1] if ends else 0))
         return ends
+
+
+def load_config(path: str, manifests: Iterable[Manifest]) -> BertConfig:
+    """Read the file of --config; raises UserError if the shards have ids beyond its table."""
+    config = BertConfig.load(path)
+    for manifest in manifests:
+        if config.vocab_size < manifest.vocab_size:
+            raise UserError(
+                f"--config={path}: vocab_size is {config.vocab_size}, but the vocabulary of "
+                f"{manifest.directory} has {manifest.vocab_size} entries; set it to at least that"
+            )
+    return config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -258,6 +258,16 @@ def test_weights_that_do_not_fit_the_shards_are_rejected_in_one_line(
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.parametrize("start", [PretrainSettings.check, recipe.pretrain])
+def test_a_configuration_with_too_few_entries_is_named(directories, tmp_path, start):
+    small = dataclasses.replace(BertConfig.load(directories["config"]), vocab_size=40)
+    path = tmp_path / "config.json"
+    files.atomic_write_json(path, small.to_dict())
+    expected = f"^--config={path}: vocab_size is 40, but .* has {len(ENTRIES)} entries; set it to"
+    with pytest.raises(UserError, match=expected):
+        start(settings_of({**directories, "config": path}, tmp_path / "run"))
+
+
 @pytest.mark.parametrize("given", [{}, {"do_lower_case": True}])
 @pytest.mark.parametrize("is_foreign", [True, False])
 def test_a_configuration_of_google_has_the_case_of_the_shards(tmp_path, given, is_foreign):
@@ -266,7 +276,8 @@ def test_a_configuration_of_google_has_the_case_of_the_shards(tmp_path, given, i
     manifest = Manifest.describe(tmp_path, vocabulary, 32, 5, [])
     if not is_foreign:
         tokenizer = {"do_lower_case": False, "strip_accents": None, "max_input_chars_per_word": 100}
-        manifest = Manifest(tmp_path, {"tokenizer": tokenizer})
+        entries = {"entries": len(vocabulary)}
+        manifest = Manifest(tmp_path, {"tokenizer": tokenizer, "vocabulary": entries})
     path = tmp_path / "bert_config.json"
     path.write_text(json.dumps({"vocab_size": len(vocabulary), **given}))
     settings = PretrainSettings(shards=(str(tmp_path),), output_dir="run", config=str(path))
