@@ -135,20 +135,20 @@ def inspect(
     manifest: Manifest, vocabulary: Vocabulary, log: Callable[[str], None] = lambda line: None
 ) -> ShardStatistics:
     """Verify hashes and record counts of all shards and collect statistics; raises UserError."""
-    manifest.check_files(log)
     if vocabulary.sha256 != manifest.vocabulary_sha256:
         raise UserError(
             f"--vocab: not the vocabulary of {manifest.directory} ({len(vocabulary)} entries; "
             f"the manifest has {manifest.vocab_size})"
         )
+    manifest.check_files(log)
     statistics = ShardStatistics(vocabulary["[MASK]"])
     paths = [manifest.path(entry["file"]) for entry in manifest.shards]
     counts = [0] * len(paths)
-    with Progress(log, "shards", len(paths)) as progress:
+    with Progress(log, "examples", manifest.num_examples) as progress:
         for shard, examples in read_shards(paths, tf_examples.parser_of(manifest.settings)):
             statistics.add(examples)
             counts[shard] += len(examples["input_ids"])
-            progress.update(shard)
+            progress.update(progress.done + len(examples["input_ids"]))
     for path, count, entry in zip(paths, counts, manifest.shards, strict=True):
         if count != entry["records"]:
             raise UserError(f"{path}: {count} records; {NAME} has {entry['records']}")

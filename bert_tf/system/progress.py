@@ -90,7 +90,8 @@ class Progress:
         speed = f"{rate:,.0f}" if rate >= 100 else f"{rate:.2g}"
         parts = [f"{self.done:,} {self.unit}", f"{speed} {self.unit}/s"]
         if self.total is not None:
-            left = round((self.total - self.done) / max(rate, 1e-9))
             parts[0] = f"{self.done:,}/{self.total:,} {self.unit}"
-            parts.append(f"ETA {datetime.timedelta(seconds=left)}")
+            if rate:
+                left = round((self.total - self.done) / rate)
+                parts.append(f"ETA {datetime.timedelta(seconds=left)}")
         return "  ".join(parts)

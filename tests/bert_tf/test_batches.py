@@ -14,6 +14,7 @@ from bert_tf.data import inspection, tf_examples
 from bert_tf.data.batches import PretrainingDataset, bad_record, flatten_examples, pad_examples
 from bert_tf.data.manifest import Manifest
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
+from bert_tf.system import progress
 from tests.corpus import ENTRIES, config_of, write_shards
 
 LENGTH, PREDICTIONS = 32, 5
@@ -339,6 +340,23 @@ def test_inspection_counts_examples_and_features(shards, copy, monkeypatch):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match="examples-00001-of-00003.tfrecord: .* bytes; expected"):
         inspection.inspect(Manifest.load(copy), Vocabulary(ENTRIES))
+
+
+def test_inspection_compares_the_vocabulary_before_it_reads_shards(shards, monkeypatch):
+    monkeypatch.setattr(Manifest, "check_files", lambda *arguments: pytest.fail("read shards"))
+    with pytest.raises(UserError, match="--vocab: not the vocabulary of"):
+        inspection.inspect(Manifest.load(shards), Vocabulary([*ENTRIES, "more"]))
+
+
+def test_inspection_reports_progress_inside_a_shard(shards, monkeypatch):
+    monkeypatch.setattr(inspection, "BATCH_EXAMPLES", 50)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(Manifest, "check_files", lambda *arguments: None)
+    manifest, said = Manifest.load(shards), []
+    inspection.inspect(manifest, Vocabulary(ENTRIES), said.append)
+    total = f"{manifest.num_examples:,}"
+    assert said[0].startswith(f"50/{total} examples")
+    assert said[-1].startswith(f"{total}/{total} examples")
 
 
 def test_an_example_may_have_no_segment_b():

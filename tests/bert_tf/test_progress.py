@@ -47,6 +47,15 @@ def test_without_a_total_there_is_no_eta(at_once, monkeypatch):
     assert said == ["10 MB  0.25 MB/s"]
 
 
+def test_before_the_first_unit_is_done_there_is_no_eta(monkeypatch):
+    clock = iter([0.0, 6.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    said = []
+    with Progress(said.append, "shards", 1) as shown:
+        shown.update(0)
+    assert said == ["0/1 shards  0 shards/s"]
+
+
 def test_lines_come_every_five_seconds(monkeypatch):
     clock = iter([0.0, 4.9, 5.0, 9.9, 10.1])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
