@@ -10,6 +10,7 @@ v4, that of V100 for T4.
 
 import dataclasses
 import os
+import pathlib
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from bert_tf.system.processes import count_processors
 MAX_ROWS = 2048  # Products of more rows reach the same rate.
 ROUNDS, SECONDS = 20, 1.0  # At least. The first calls of a process are up to 30% slower.
 _READ_BYTES = 1 << 28
+# Of cgroups in version 2 and 1, in the file system of a container.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +90,10 @@ def processor(memory: float, flops: Mapping[str, float], bandwidth: float) -> De
 
 
 def machine_memory() -> int:
-    """Return the bytes of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes of this machine's memory, or the limit of a container if that is lower."""
+    limits = [pathlib.Path(path).read_text().strip() for path in filter(os.path.exists, _LIMITS)]
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([whole, *(int(limit) for limit in limits if limit != "max")])
 
 
 def typical_processor() -> Device:

@@ -1,6 +1,7 @@
 """Estimates of bert_tf.plan against counts by hand, measured peaks and published throughputs."""
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -369,6 +370,25 @@ def test_a_processor_is_measured_on_the_processor(monkeypatch):
     with tf.device("CPU:1"):  # In place of a GPU.
         measure_processor(TINY, tokens=8, precision="float32")
     assert len(used) == 8 and all(device.endswith("CPU:0") for device in used)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (("8000000\n", None), 8_000_000),
+        (("max\n", "9000000\n"), 9_000_000),
+        (("max\n", f"{(1 << 63) - 4096}\n"), None),
+        ((None, None), None),
+    ],
+)
+def test_the_memory_of_a_container_is_its_limit(tmp_path, monkeypatch, texts, expected):
+    paths = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
+    for path, text in zip(paths, texts, strict=True):
+        if text:
+            path.write_text(text)
+    monkeypatch.setattr(devices, "_LIMITS", paths)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert devices.machine_memory() == (expected or whole)
 
 
 @pytest.mark.medium
