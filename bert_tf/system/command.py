@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import dataclasses
 import io
+import math
 import operator
 import os
 import signal
@@ -83,11 +84,15 @@ def check_bounds(settings: Any) -> None:
     """Raise UserError unless the numbers of a settings dataclass are `None` or in their bounds."""
     for field, kind in _fields(type(settings)):
         value, bounds = getattr(settings, field.name), field.metadata["bounds"]
-        if value is not None and not all(
+        if value is None:
+            continue
+        is_infinite = bool(bounds) and kind is float and math.isinf(value)
+        if is_infinite or not all(
             _COMPARISONS[sign](value, bound) for sign, bound in bounds.items()
         ):
+            expected = "a finite number" if is_infinite else _KINDS[kind]
             raise UserError(
-                f"--{_flag_name(field)}={value}: expected {_KINDS[kind]} "
+                f"--{_flag_name(field)}={value}: expected {expected} "
                 + " and ".join(f"{sign} {bound}" for sign, bound in bounds.items())
             )
 

@@ -205,6 +205,8 @@ class Bounded:
         ({"rate": 1.5}, "--rate=1.5: expected a number > 0 and <= 1"),
         ({"rate": float("nan")}, "--rate=nan: expected a number > 0 and <= 1"),
         ({"from_": 1.0}, "--from=1.0: expected a number < 1"),
+        ({"rate": float("inf")}, "--rate=inf: expected a finite number > 0 and <= 1"),
+        ({"from_": -float("inf")}, "--from=-inf: expected a finite number < 1"),
     ],
 )
 def test_numbers_are_checked_against_the_bounds_of_their_flags(values, message):

@@ -466,6 +466,7 @@ def test_serving_is_planned_without_tokens(capsys):
         ({"network_gbps": 0.0}, "--network_gbps=0.0"),
         ({"global_batch_size": 10, "devices": 4}, "multiple of --devices=4"),
         ({"tokens": 0.0}, "--tokens=0.0"),
+        ({"tokens": float("inf")}, "--tokens=inf: expected a finite number > 0"),
     ],
 )
 def test_wrong_flags(values, message):
