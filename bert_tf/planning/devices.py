@@ -178,7 +178,7 @@ class PlannedDevices:
                 "multi_worker or tpu"
             )
         is_tpu = self.device.startswith("tpu")
-        if (strategy == "tpu" and not is_tpu) or (is_tpu and strategy in ("mirrored", "none")):
+        if is_tpu != (strategy == "tpu"):
             raise UserError(
                 f"--device={self.device}: does not fit --strategy={strategy}; TPUs need "
                 "--strategy=tpu, and other devices another one"

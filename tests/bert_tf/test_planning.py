@@ -463,6 +463,10 @@ def test_serving_is_planned_without_tokens(capsys):
         ({"devices": 2, "strategy": "none"}, "--devices=2: expected 1"),
         ({"strategy": "tpu"}, "--device=a100: does not fit --strategy=tpu"),
         ({"device": "tpu-v4", "strategy": "none"}, "--device=tpu-v4: does not fit"),
+        (
+            {"device": "tpu-v4", "devices": 2, "strategy": "multi_worker"},
+            "--device=tpu-v4: does not fit --strategy=multi_worker",
+        ),
         ({"network_gbps": 0.0}, "--network_gbps=0.0"),
         ({"global_batch_size": 10, "devices": 4}, "multiple of --devices=4"),
         ({"tokens": 0.0}, "--tokens=0.0"),
