@@ -54,7 +54,10 @@ def training_lines(training: Training, result: PretrainingEstimate) -> Iterator[
     yield from _traffic(result, devices)
     yield "disk:"
     yield f"  shards            {result.shard_bytes / 1e9:,.1f} GB for all tokens once"
-    yield f"  checkpoint        {result.checkpoint_bytes / 1e9:.2f} GB, of which a run keeps two"
+    yield (
+        f"  checkpoint        {result.checkpoint_bytes / 1e9:.2f} GB, of which a run keeps two, "
+        "and the best one with --eval_shards"
+    )
     cheaper = list(_cheaper(training, result))
     if cheaper:
         yield "cheaper:"

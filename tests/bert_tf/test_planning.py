@@ -191,6 +191,7 @@ def test_estimate_by_hand():
     assert result.step_seconds == pytest.approx(expected)
     lines = "\n".join(training_lines(training, result))
     assert "157 of 64 examples" in lines and "fits into 64 GB" in lines
+    assert "of which a run keeps two, and the best one with --eval_shards" in lines
 
 
 def test_flops_by_hand():
