@@ -633,7 +633,8 @@ class TaskModel(EncoderModel):
                 all rows are refused.
             y: Labels per row: names or ids of classes, numbers, entities, answers or choices.
                 Integers are names if the labels are numbers that no ids could be; they are refused
-                if both are possible. Predicted labels are names, as strings.
+                if both are possible. In a dataset of token ids they are ids. Predicted labels are
+                names, as strings.
             batch_size: Sequences per step over all replicas; by default that of the task type. A
                 dataset has its own.
             epochs: By default those of the task type.
@@ -822,10 +823,11 @@ class TaskModel(EncoderModel):
     def _fit_token_ids(self, x, y, *, steps_per_epoch, epochs, callbacks, **kwargs):
         """Train on token ids; arguments as of keras.Model.fit."""
         self._check_needs_no_rows()
-        y = self._array_of_labels(y)
-        if isinstance(kwargs["validation_data"], tuple):
-            dev_x, dev_y, *dev_weights = kwargs["validation_data"]
-            kwargs["validation_data"] = (dev_x, self._array_of_labels(dev_y), *dev_weights)
+        y = self._labels_of_token_ids(y)
+        if isinstance(kwargs["validation_data"], list | tuple):
+            dev_x, dev_y, *weights = kwargs["validation_data"]
+            dev_y = self._labels_of_token_ids(dev_y, "validation_data: y")
+            kwargs["validation_data"] = (dev_x, dev_y, *weights)
         if kwargs["class_weight"] is not None:
             factors = class_factors(self.task, kwargs["class_weight"])
             # All ids, since Keras looks those of a dataset up in a list.
@@ -875,14 +877,15 @@ class TaskModel(EncoderModel):
                     f"x: {name} needs all rows; expected strings in fit, received token ids"
                 )
 
-    def _array_of_labels(self, y):
-        """Return the labels of token ids as Keras takes them: no list, no names."""
-        y = column_of(self.task, y, is_scalar=False)
+    def _labels_of_token_ids(self, y, what="y", is_batch=False):
+        """Return the labels of token ids as Keras takes them: no list, and of classes the ids."""
+        y = column_of(self.task, y, is_scalar=self.task.has_classes)
         if isinstance(y, list) and y and np.ndim(y[0]) == 0:
             y = np.array(y)
-        kind = getattr(getattr(y, "dtype", None), "kind", None)
-        if self.task.has_classes and kind in ("O", "U"):
-            y = np.array(self.task.encode_labels(as_list(y, "y"), {}, "y[{}]"))
+        # Other labels, such as probabilities, are for a loss of the user.
+        is_column = self.task.has_classes and getattr(y, "ndim", 0) == 1
+        if is_column and np.asarray(y).dtype.kind in "OSUiu":
+            y = np.array(self.task.encode_labels(as_list(y, what), {}, f"{what}[{{}}]", is_batch))
         return y
 
     def _check_callbacks(self, callbacks):
@@ -994,7 +997,8 @@ class TaskModel(EncoderModel):
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
-            y = self._array_of_labels(y)
+            if not _use_cached_eval_dataset:  # Otherwise `fit` has converted them.
+                y = self._labels_of_token_ids(y)
             return super().evaluate(
                 *(x, y, batch_size, verbose, sample_weight, steps, callbacks),
                 return_dict=return_dict,
@@ -1271,7 +1275,7 @@ class TaskModel(EncoderModel):
 
     # Methods of Keras for token ids, which strings have others for.
 
-    def train_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch of token ids; strings are trained with `fit`."""
         _check_token_ids(x, "train_on_batch", "fit")
         if not self.compiled or isinstance(innermost(self.optimizer)._learning_rate, FitSchedule):
@@ -1282,13 +1286,15 @@ class TaskModel(EncoderModel):
         if self._num_parts > 1:
             raise UserError(_NO_PARTS)
         self._check_needs_no_rows()
+        y = self._labels_of_token_ids(y, is_batch=True)
         with self._changing_weights():
-            return super().train_on_batch(x, *args, **kwargs)
+            return super().train_on_batch(x, y, *args, **kwargs)
 
-    def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def test_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluate a batch of token ids; strings are evaluated with `evaluate`."""
         _check_token_ids(x, "test_on_batch", "evaluate")
-        return super().test_on_batch(x, *args, **kwargs)
+        y = self._labels_of_token_ids(y, is_batch=True)
+        return super().test_on_batch(x, y, *args, **kwargs)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the network's outputs of token ids; strings are predicted with `predict`."""

@@ -36,8 +36,8 @@ def no_dropout(tmp_path_factory, config, vocabulary):
     return small.write_huggingface(path, config, vocabulary, **NO_DROPOUT)
 
 
-def create(path, **options):
-    return TextClassifier.from_pretrained(path, labels=LABELS, max_seq_length=12, **options)
+def create(path, labels=LABELS, **options):
+    return TextClassifier.from_pretrained(path, labels=labels, max_seq_length=12, **options)
 
 
 def token_ids(model):
@@ -412,11 +412,40 @@ def test_labels_of_token_ids_may_be_names_and_lists(no_dropout):
     model.compile(keras.optimizers.SGD(0.0))
     rows, losses = token_ids(model), []
     for y in (np.array(ids), ids, NAMES, np.array(NAMES)):
-        history = model.fit(rows, y, validation_data=(rows, y), verbose=0).history
-        losses += [*history["val_loss"], model.evaluate(rows, y, verbose=0)["loss"]]
+        for dev in ((rows, y), [rows, y]):
+            losses += model.fit(rows, y, validation_data=dev, verbose=0).history["val_loss"]
+        losses.append(model.evaluate(rows, y, verbose=0)["loss"])
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
-    with pytest.raises(UserError, match=r"y\[8\]: .*'other'"):
-        model.fit(rows, [*NAMES[:-1], "other"])
+    for y, label in (([*NAMES[:-1], "other"], "'other'"), (np.array([*ids[:-1], 3]), "3")):
+        with pytest.raises(UserError, match=rf"y\[8\]: label {label}: expected"):
+            model.fit(rows, y)
+        with pytest.raises(UserError, match=rf"validation_data: y\[8\]: label {label}: expected"):
+            model.fit(rows, ids, validation_data=(rows, y))
+
+
+def test_integers_as_labels_of_token_ids_may_be_names(directory, monkeypatch):
+    model, received = create(directory, labels=["1", "2"]), []
+    model.compile(AdamW(1e-3))
+
+    def keras_method(model, x, y, *arguments, validation_data=(), **options):
+        received.append([labels.tolist() for labels in (y, *validation_data[1:])])
+
+    for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
+        monkeypatch.setattr(keras.Model, name, keras_method)
+    rows, names = token_ids(model), np.array([1, 2, 2, 1, 2, 1, 2, 2, 1])
+    twos, ids = np.full(9, 2), (names - 1).tolist()
+    for of_type in (list, tf.constant, lambda y: y[:, np.newaxis], lambda y: y.astype("U")):
+        model.fit(rows, of_type(names), validation_data=[rows, of_type(np.append(twos, 1))])
+        model.evaluate(rows, of_type(names))
+        assert received == [[ids, [1] * 9 + [0]], [ids]]
+        received.clear()
+    # Keras evaluates the converted labels of `fit`, here of rows that all have the label "2".
+    model.evaluate(rows, twos - 1, _use_cached_eval_dataset=True)
+    for call in (model.train_on_batch, model.test_on_batch):  # Other batches may have other labels.
+        call(rows, names.astype("U"))
+        with pytest.raises(UserError, match="y: integers may be ids or names of the labels 1, 2"):
+            call(rows, names)
+    assert received == [[[1] * 9], [ids], [ids]]
 
 
 @pytest.mark.medium
