@@ -475,11 +475,12 @@ class TaskModel(EncoderModel):
             "schedule": schedule,
             "layer_decay": layer_decay,
         }
-        settings = TrainingSettings(**to_python(of_auto))
-        if optimizer != "auto" and learning_rate is not None:
-            raise UserError(
-                "learning_rate: expected with optimizer='auto' only; set it in the given optimizer"
-            )
+        settings, defaults = TrainingSettings(**to_python(of_auto)), TrainingSettings()
+        for name in of_auto:
+            if optimizer != "auto" and getattr(settings, name) != getattr(defaults, name):
+                raise UserError(
+                    f"{name}: expected with optimizer='auto' only; set it in the given optimizer"
+                )
         keras_names.check_outputs(self.task, loss_weights=kwargs.get("loss_weights"))
         with self.distribute_strategy.scope():
             if optimizer == "auto":

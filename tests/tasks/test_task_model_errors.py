@@ -274,7 +274,14 @@ def test_wrong_arguments_of_compile(model):
         ("layer_decay", 1.5, "a number > 0 and <= 1"),
     ):
         check(f"{name}={value!r:.80}: expected {expected}", model.compile, **{name: value})
-    check("learning_rate: expected with optimizer='auto'", model.compile, "adam", learning_rate=1)
+    for name, value in (
+        ("learning_rate", 1),
+        ("warmup_proportion", 0.2),
+        ("schedule", "continuous"),
+        ("layer_decay", 0.9),
+    ):
+        message = f"{name}: expected with optimizer='auto'"
+        check(message, model.compile, "adam", **{name: value})
     check("loss_weights: 'logits' is no output", model.compile, loss_weights={"logits": 2.0})
 
 
