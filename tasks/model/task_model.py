@@ -866,11 +866,12 @@ class TaskModel(EncoderModel):
 
     def _check_needs_no_rows(self):
         """Raise UserError if batches of token ids do not suffice for training."""
-        task, is_new = self.task, self.has_new_head
+        task = self.task
         needs_rows = {
             "balanced_sampling": getattr(task, "balanced_sampling", False),
-            "prior_bias": is_new and getattr(task, "prior_bias", False),
-            "a new autoencoder": is_new and task.trains_on_vectors,
+            "prior_bias": self.has_new_head and getattr(task, "prior_bias", False),
+            # The loss of a batch would be that of anomalies, too.
+            "an autoencoder": task.trains_on_vectors,
         }
         for name, is_needed in needs_rows.items():
             if is_needed:
