@@ -199,15 +199,29 @@ def unweighted(examples: Examples) -> Examples:
 
 def split(examples: Examples, fraction: Any) -> tuple[Examples, Examples]:
     """Return the first rows for training and the last ones for validation, as Keras does."""
+    first = _num_first(len(examples), fraction)
+    return examples.filter(lambda row: row < first), examples.filter(lambda row: row >= first)
+
+
+def split_arrays(rows: tuple[Any, Any, Any], fraction: Any) -> tuple[Any, Any]:
+    """Return two parts of token ids, labels and weights, or `None`, as `split` does."""
+    first = _num_first(len(rows[0]["input_ids"]), fraction)
+
+    def part(rows_of_part):
+        return tf.nest.map_structure(lambda of: None if of is None else of[rows_of_part], rows)
+
+    return part(slice(first)), part(slice(first, None))
+
+
+def _num_first(count, fraction):
+    """Return the number of rows for training."""
     fraction = to_python(fraction)
     if not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise UserError(f"validation_split={fraction!r:.80}: expected a number > 0 and < 1")
-    first = math.floor(len(examples) * (1 - fraction))
-    if not 0 < first < len(examples):
-        raise UserError(
-            f"validation_split={fraction}: of {len(examples)} rows, one part would be empty"
-        )
-    return examples.filter(lambda row: row < first), examples.filter(lambda row: row >= first)
+    first = math.floor(count * (1 - fraction))
+    if not 0 < first < count:
+        raise UserError(f"validation_split={fraction}: of {count} rows, one part would be empty")
+    return first
 
 
 def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:

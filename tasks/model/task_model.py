@@ -69,6 +69,7 @@ from tasks.model.labelled_rows import (
     is_token_ids,
     positive,
     split,
+    split_arrays,
     unweighted,
 )
 from tasks.training.distillation import Distillation, Teacher, model_teacher, read_teacher
@@ -673,32 +674,33 @@ class TaskModel(EncoderModel):
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
         self._check_callbacks(callbacks)
         of_keras = {"verbose": verbose, "initial_epoch": initial_epoch}
-        is_stream = isinstance(x, tf.data.Dataset) and self.task.can_stream
+        is_dataset = isinstance(x, tf.data.Dataset)
+        is_stream = is_dataset and (self.task.can_stream or is_token_ids(x))
         if self._num_parts > 1 and (is_token_ids(x) or is_stream):
             raise UserError(_NO_PARTS)
+        if is_stream and validation_split:
+            raise UserError(
+                "validation_split: expected none for a dataset; pass validation_data instead"
+            )
         if is_token_ids(x):
             return self._fit_token_ids(
-                *(x, y),
+                *(x, y, sample_weight, class_weight, validation_data, validation_split),
                 batch_size=batch_size,
                 epochs=1 if epochs is None else epochs,
                 callbacks=callbacks,
-                validation_split=validation_split,
-                validation_data=validation_data,
                 shuffle=shuffle,
-                class_weight=class_weight,
-                sample_weight=sample_weight,
                 steps_per_epoch=steps_per_epoch,
                 validation_steps=validation_steps,
                 validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
                 **of_keras,
             )
-        if isinstance(x, tf.data.Dataset):
+        if is_dataset:
             check_dataset(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
         epochs = positive("epochs", self.fit_defaults["epochs"] if epochs is None else epochs)
         if steps_per_epoch is not None:
             steps_per_epoch = positive("steps_per_epoch", steps_per_epoch)
-            if isinstance(x, tf.data.Dataset) and not is_stream and x.cardinality() < 0:
+            if is_dataset and not is_stream and x.cardinality() < 0:
                 # Of infinite or unknown length: only what training uses is read into memory.
                 x = x.take(steps_per_epoch * epochs)
         size_of_dev = 64 if validation_batch_size is None else validation_batch_size
@@ -715,10 +717,6 @@ class TaskModel(EncoderModel):
                 raise UserError(f"validation_data: {error}") from None
             self._check_dev(dev, "validation_data")
         if is_stream:
-            if validation_split:
-                raise UserError(
-                    "validation_split: expected none for a dataset; pass validation_data instead"
-                )
             num_steps, data = streaming.num_steps(x, steps_per_epoch), x
             # Keras knows the length of neither a distributed nor a prefetched dataset.
             if self._num_replicas > 1 or (is_compiled and is_accelerated(strategy)):
@@ -821,29 +819,41 @@ class TaskModel(EncoderModel):
             with strategy.scope():
                 self._compile_metrics.build(y, self.network(x))
 
-    def _fit_token_ids(self, x, y, *, steps_per_epoch, epochs, callbacks, **kwargs):
+    def _fit_token_ids(
+        self,
+        x,
+        y,
+        sample_weight,
+        class_weight,
+        validation_data,
+        validation_split,
+        *,
+        steps_per_epoch,
+        epochs,
+        callbacks,
+        **kwargs,
+    ):
         """Train on token ids; arguments as of keras.Model.fit."""
         self._check_needs_no_rows()
         y = self._labels_of_token_ids(y)
-        if isinstance(kwargs["validation_data"], list | tuple):
-            dev_x, dev_y, *weights = kwargs["validation_data"]
+        if isinstance(validation_data, list | tuple):
+            dev_x, dev_y, *dev_weights = validation_data
             dev_y = self._labels_of_token_ids(dev_y, "validation_data: y")
-            kwargs["validation_data"] = (dev_x, dev_y, *weights)
-        if kwargs["class_weight"] is not None:
-            factors = class_factors(self.task, kwargs["class_weight"])
-            # All ids, since Keras looks those of a dataset up in a list.
-            kwargs["class_weight"] = {
-                number: factors.get(number, 1.0) for number in range(len(self.labels))
-            }
-        if of_task := getattr(self.task, "class_weights", ()):
-            # Keras combines class weights with no sample weights.
-            given = kwargs.pop("class_weight") or dict.fromkeys(range(len(of_task)), 1.0)
-            factors_C = np.array(of_task, np.float32) * np.array([*given.values()], np.float32)
-            weigh = functools.partial(_with_class_weights, factors_C)
+            validation_data = (dev_x, dev_y, *dev_weights)
+        elif validation_data is None and validation_split:
+            # Not by Keras, which would use the class weights in validation, too.
+            rows = (x, y, sample_weight)
+            (x, y, sample_weight), validation_data = split_arrays(rows, validation_split)
+        # Not by Keras either, which combines class weights with no sample weights.
+        given = {} if class_weight is None else class_factors(self.task, class_weight)
+        of_task = getattr(self.task, "class_weights", ()) or [1.0] * len(self.labels or ())
+        factors = [given.get(label, 1.0) * factor for label, factor in enumerate(of_task)]
+        if set(factors) - {1.0}:
+            weigh = functools.partial(_with_class_weights, np.array(factors, np.float32))
             if isinstance(x, tf.data.Dataset):
                 x = x.map(weigh)
             else:
-                x, y, kwargs["sample_weight"] = weigh(x, y, kwargs["sample_weight"])
+                x, y, sample_weight = weigh(x, y, sample_weight)
         batch_size, num_steps = kwargs["batch_size"] or 32, steps_per_epoch  # As in Keras.
         if self._num_replicas > 1:
             self._batch_size(x, batch_size)
@@ -851,13 +861,12 @@ class TaskModel(EncoderModel):
             kwargs["shuffle"] = False  # Keras warns otherwise.
             num_steps = streaming.num_steps(x, steps_per_epoch)
         elif num_steps is None:
-            num_rows = len(x["input_ids"])
-            if kwargs["validation_data"] is None:  # Otherwise Keras ignores the split.
-                num_rows = math.floor(num_rows * (1 - kwargs["validation_split"]))
-            num_steps = math.ceil(num_rows / batch_size)
+            num_steps = math.ceil(len(x["input_ids"]) / batch_size)
         with self._changing_weights():
             return super().fit(
                 *(x, y),
+                sample_weight=sample_weight,
+                validation_data=validation_data,
                 steps_per_epoch=steps_per_epoch,
                 epochs=epochs,
                 callbacks=[_Epochs(num_steps, epochs), *callbacks],

@@ -465,11 +465,13 @@ def test_class_weights_of_token_ids_are_by_name_or_id(no_dropout):
 
 def test_class_weights_of_the_model_apply_to_token_ids(directory, monkeypatch):
     model, received = create(directory, class_weights=[2.0, 3.0, 4.0]), []
+    of_validation = []
 
-    def fit(model, x, y, sample_weight, class_weight=None, **options):
+    def fit(model, x, y, sample_weight, class_weight=None, validation_data=None, **options):
         if isinstance(x, tf.data.Dataset):
             (_, y, sample_weight), *_ = x
         received.append((np.array(y).tolist(), np.array(sample_weight).tolist(), class_weight))
+        of_validation.append(validation_data)
 
     monkeypatch.setattr(keras.Model, "fit", fit)
     rows, ids = token_ids(model), np.array(IDS[: len(ROWS)])
@@ -481,11 +483,27 @@ def test_class_weights_of_the_model_apply_to_token_ids(directory, monkeypatch):
         ((rows, ids), {}, factors),
         ((rows, {"label": ids}), {"class_weight": {LABELS[0]: 0.5}}, factors * halves),
         ((rows, ids), {"sample_weight": twice}, factors * 2),
+        (
+            (rows, ids),
+            {"sample_weight": twice, "class_weight": {LABELS[0]: 0.5}},
+            factors * halves * 2,
+        ),
         ((dataset,), {}, factors * 2),
         ((dataset.map(lambda x, y, _: (x, y["label"])),), {}, factors),
     ):
         model.fit(*arguments, **options)
         assert received.pop() == (ids.tolist(), expected.tolist(), None)
+    # Validation rows have their own weights alone.
+    for weights, expected in ((None, None), (twice, [2.0] * 5)):
+        model.fit(rows, ids, sample_weight=weights, validation_split=0.5)
+        y, of_rows, _ = received.pop()
+        assert y == ids[:4].tolist() and len(of_rows) == 4
+        dev_x, dev_y, dev_weights = of_validation.pop()
+        np.testing.assert_array_equal(dev_x["input_ids"], rows["input_ids"][4:])
+        assert dev_y.tolist() == ids[4:].tolist()
+        assert dev_weights is None if expected is None else dev_weights.tolist() == expected
+    with pytest.raises(UserError, match="^validation_split: expected none for a dataset"):
+        model.fit(dataset, validation_split=0.5)
 
 
 def test_what_needs_all_rows_is_refused_with_token_ids(directory, monkeypatch):
