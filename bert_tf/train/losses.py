@@ -411,7 +411,9 @@ def weighted_sum(
         if loss.reduction == "mean_with_sample_weight" and weights is not None:
             return tf.reduce_sum(weighted), tf.reduce_sum(tf.cast(weights, weighted.dtype))
         if loss.reduction in (None, "none", "sum"):
-            replicas = tf.distribute.get_strategy().num_replicas_in_sync
+            # Outside of the replicas, such as in an evaluation, the batch is that of all of them.
+            replica = tf.distribute.get_replica_context()
+            replicas = 1 if replica is None else replica.num_replicas_in_sync
             return tf.reduce_sum(weighted), tf.constant(1 / replicas, weighted.dtype)
         return tf.reduce_sum(weighted), _num_weighted(weighted, weights)
     function = loss.function if isinstance(loss, WeightedMean) else loss

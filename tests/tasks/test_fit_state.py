@@ -134,6 +134,17 @@ def test_a_mean_of_keras_counts_no_padding():
     assert (float(total), float(divisor)) == (1.0, 1.0)
 
 
+def test_each_replica_adds_its_fraction_of_the_divisor_of_a_sum(mirrored):
+    def divisor():
+        loss = keras.losses.MeanSquaredError(reduction="sum")
+        return weighted_sum(loss, tf.constant([1.0]), tf.constant([[0.0]]))[1]
+
+    of_replicas = mirrored.run(tf.function(divisor, autograph=False))
+    assert [*map(float, mirrored.experimental_local_results(of_replicas))] == [0.5, 0.5]
+    with mirrored.scope():  # An evaluation has the rows of all replicas at once.
+        assert float(divisor()) == 1.0
+
+
 def _cross_entropy(labels, logits):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int32), logits)
 
