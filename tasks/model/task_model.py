@@ -650,9 +650,9 @@ class TaskModel(EncoderModel):
             class_weight: Loss weight by label name or id.
             sample_weight: Loss weight per row.
             initial_epoch: Number of the first epoch.
-            steps_per_epoch: Steps per epoch; by default all rows once. Required for a dataset of
-                infinite length, and of unknown length if it is read batch by batch. Of such
-                datasets, others read the first steps_per_epoch * epochs batches.
+            steps_per_epoch: Steps per epoch; by default all rows once. More steps repeat the rows.
+                Required for a dataset of infinite length, and of unknown length if it is read batch
+                by batch. Of such datasets, others read the first steps_per_epoch * epochs batches.
             validation_steps: Batches of a dataset as `validation_data` that are read; by default
                 all.
             validation_batch_size: Sequences per step and replica in validation and tuning, and for
@@ -718,8 +718,10 @@ class TaskModel(EncoderModel):
             self._check_dev(dev, "validation_data")
         if is_stream:
             num_steps, data = streaming.num_steps(x, steps_per_epoch), x
-            # Keras knows the length of neither a distributed nor a prefetched dataset.
-            if self._num_replicas > 1 or (is_compiled and is_accelerated(strategy)):
+            # Keras knows the length of neither a distributed nor a prefetched dataset, and with
+            # steps_per_epoch it would stop at the end of a finite one.
+            is_prefetched = is_compiled and is_accelerated(strategy)
+            if steps_per_epoch is not None or self._num_replicas > 1 or is_prefetched:
                 steps_per_epoch, data = num_steps, x.repeat()
 
             def batches_of(local):

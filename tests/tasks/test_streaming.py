@@ -157,6 +157,14 @@ def test_an_epoch_of_prefetched_batches_ends_in_silence(weights, monkeypatch):
     assert history.params["steps"] == 3 and int(model.optimizer.iterations) == 6
 
 
+@pytest.mark.medium
+def test_a_finite_dataset_repeats_until_all_steps_are_done(weights):
+    model = compiled("TextClassifier", weights)
+    model.fit(batches(ROWS, NAMES), steps_per_epoch=2, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 4
+    assert float(model.optimizer.learning_rate.numpy()) == 0.0
+
+
 @pytest.mark.slow
 def test_xla_takes_packed_batches_of_few_shapes(weights):
     model = compiled("TextClassifier", weights)
