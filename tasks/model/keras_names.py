@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -112,12 +112,15 @@ def compile_arguments(
         loss = dict(zip(outputs, loss, strict=False))
     elif not isinstance(loss, Mapping):
         loss = dict.fromkeys(outputs, loss)
-    check_outputs(task, loss=loss, metrics=metrics, weighted_metrics=weighted_metrics)
-    metrics = _by_output(task, metrics)
+    check_outputs(task, loss=loss)
+    outputs = [name for name in outputs if loss.get(name) is not None]
+    check_outputs(task, outputs, metrics=metrics, weighted_metrics=weighted_metrics)
+    metrics = _by_output(task, outputs, metrics)
     if weighted_metrics == "auto":
         # Of several outputs, Keras puts the output's name before the metric's.
-        weighted_metrics = dict.fromkeys(task.accuracies, ("accuracy",))
-    weighted_metrics = _by_output(task, weighted_metrics)
+        accuracies = [name for name in task.accuracies if name in outputs]
+        weighted_metrics = dict.fromkeys(accuracies, ("accuracy",))
+    weighted_metrics = _by_output(task, outputs, weighted_metrics)
     for name, of_output in metrics.items():
         # Padding and tokens without a label have the weight 0, which other metrics do not see.
         accuracies = [entry for entry in of_output if isinstance(entry, LabelAccuracy)]
@@ -134,26 +137,31 @@ def compile_arguments(
     }
 
 
-def check_outputs(task: Task, **arguments: Any) -> None:
-    """Raise UserError if an argument of compile is a dict with a name that is no output."""
+def check_outputs(task: Task, outputs: Collection[str] | None = None, **arguments: Any) -> None:
+    """Raise UserError if an argument of compile is a dict with a name that is no output.
+
+    Outputs are those of the task, or those that have a loss.
+    """
+    expected = task.losses if outputs is None else outputs
     for argument, value in arguments.items():
         for name in value if isinstance(value, Mapping) else ():
-            if name not in task.losses:
+            if name not in expected:
+                kind = "output with a loss" if name in task.losses else "output"
                 raise UserError(
-                    f"{argument}: {name!r:.80} is no output of {task.kind}; expected "
-                    f"{', '.join(task.losses)}"
+                    f"{argument}: {name!r:.80} is no {kind} of {task.kind}; expected "
+                    f"{', '.join(expected)}"
                 )
 
 
-def _by_output(task, metrics):
+def _by_output(task, outputs, metrics):
     """Return lists of Keras metrics by the name of the output."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
         # Two outputs cannot share the state of a metric.
-        if len(task.losses) > 1 and not all(isinstance(name, str) for name in _listed(metrics)):
-            raise UserError(f"metrics: expected a dict by output: {', '.join(task.losses)}")
-        metrics = dict.fromkeys(task.losses, metrics)
+        if len(outputs) > 1 and not all(isinstance(name, str) for name in _listed(metrics)):
+            raise UserError(f"metrics: expected a dict by output: {', '.join(outputs)}")
+        metrics = dict.fromkeys(outputs, metrics)
     return {
         output: [_metric_of(task, output, metric) for metric in _listed(of_output)]
         for output, of_output in metrics.items()

@@ -818,8 +818,10 @@ class TaskModel(EncoderModel):
             if self._num_parts > 1:
                 batch = tf.nest.map_structure(lambda values: values[0], batch)
             x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            y, _ = self._targets(y, None, 1)
             with strategy.scope():
-                self._compile_metrics.build(y, self.network(x))
+                outputs = self.network(x)
+                self._compile_metrics.build(y, {name: outputs[name] for name in y})
 
     def _fit_token_ids(
         self,
@@ -1271,6 +1273,7 @@ class TaskModel(EncoderModel):
         if isinstance(y, list | tuple):  # Keras sorts the outputs.
             y = dict(zip(sorted(names), y, strict=True))
         labels = y if isinstance(y, Mapping) else dict.fromkeys(names, y)
+        labels = {name: labels[name] for name in names}
         by_name = weights if isinstance(weights, Mapping) else dict.fromkeys(names, weights)
         weights = {name: by_name.get(name) for name in names}
         if self.task.has_lists_of_labels or num_parts > 1:
@@ -1284,6 +1287,7 @@ class TaskModel(EncoderModel):
     def _compiled_metrics(self, x, y, weights, outputs):
         """Return the means of the loss and of the metrics of `compile` so far."""
         has_weights = any(values is not None for values in weights.values())
+        outputs = {name: outputs[name] for name in y}  # Keras expects labels of each output.
         return self.compute_metrics(x, y, outputs, weights if has_weights else None)
 
     # Methods of Keras for token ids, which strings have others for.

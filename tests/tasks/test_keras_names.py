@@ -134,6 +134,15 @@ def test_names_that_are_no_outputs_are_refused_before_training(argument, value):
         resolve(SPAN, **{argument: {"start": SPARSE, "logits": value}})
 
 
+def test_metrics_are_those_of_outputs_with_a_loss():
+    loss = {"start": SPARSE, "end": None}
+    for metrics in ({}, {"weighted_metrics": ["accuracy"]}, {"metrics": "accuracy"}):
+        assert list(resolve(SPAN, loss, **metrics)["weighted_metrics"]) == ["start"]
+    message = "^metrics: 'end' is no output with a loss of span_qa; expected start$"
+    with pytest.raises(UserError, match=message):
+        resolve(SPAN, loss, metrics={"end": "accuracy"})
+
+
 @pytest.mark.parametrize(
     ("task", "name"),
     [

@@ -117,8 +117,9 @@ def test_a_fit_of_both_heads_adds_the_one_that_was_absent(masked_lm_only):
             {"masked_lm": np.ones((2, 1), np.float32), "next_sentence": np.ones(2, np.float32)},
         )
     )
-    model.compile(loss={"masked_lm": "sparse_categorical_crossentropy"}, weighted_metrics=None)
-    model.fit(batches, verbose=0)
+    model.compile(loss={"masked_lm": "sparse_categorical_crossentropy"})
+    assert {"loss", "accuracy"} == model.fit(batches, verbose=0).history.keys()
+    assert {"loss", "accuracy"} == model.evaluate(batches, verbose=0).keys()
     assert "next_sentence" not in model.serving.signatures
     model.compile()
     model.fit(batches, verbose=0)
