@@ -133,6 +133,7 @@ class TaskModel(EncoderModel):
     _step: Any = None
     _loss_means: Any = None
     _compile_arguments: Any = None
+    _num_stacked = 1  # Parts of the batches that Keras receives; several in `fit` only.
 
     def __init__(
         self,
@@ -408,7 +409,7 @@ class TaskModel(EncoderModel):
     @argument_names()
     def embed(self, texts: Any) -> dict[str, np.ndarray]:
         """Return vectors of texts: "pooled" and "mean" over all tokens, float32 `(N, H)`."""
-        return self.serving.call("embed", columns_of(texts, ("text",)))
+        return self.serving.call("embed", columns_of(inputs_of(texts), ("text",)))
 
     def attention(self, x: Any) -> list[tuple[list[str], np.ndarray]]:
         """Return the attention maps of each sequence.
@@ -815,7 +816,7 @@ class TaskModel(EncoderModel):
             batch = tf.nest.map_structure(
                 lambda values: strategy.experimental_local_results(values)[0], next(batches)
             )
-            if self._num_parts > 1:
+            if self._num_stacked > 1:
                 batch = tf.nest.map_structure(lambda values: values[0], batch)
             x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
             y, _ = self._targets(y, None, 1)
@@ -960,6 +961,7 @@ class TaskModel(EncoderModel):
         """
         tuned, before, origin = self.task, _batches_seen(self), self._origin
         self.preprocessor.task = tuned.with_tuned({})
+        self._num_stacked = self._num_parts
         try:
             tuned.begin_training(self.network)
             yield
@@ -968,6 +970,7 @@ class TaskModel(EncoderModel):
                 raise
             raise _diverged(self) from None
         finally:
+            self._num_stacked = 1
             if _batches_seen(self) == before:
                 self.preprocessor.task = tuned
             else:
@@ -1037,8 +1040,8 @@ class TaskModel(EncoderModel):
             UserError: If rows and labels differ in number, or a label does not fit the task.
         """
         if isinstance(x, EncodedExamples):
-            if sample_weight is not None:
-                raise UserError("sample_weight: expected with rows, received tokenized ones")
+            if y is not None or sample_weight is not None:
+                raise UserError("y, sample_weight: expected with rows, received tokenized ones")
             return x
         return self._encode(unweighted(examples_of(self.task, x, y, sample_weight)))
 

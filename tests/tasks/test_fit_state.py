@@ -233,6 +233,16 @@ def test_replicas_skip_an_update_together(no_dropout, mirrored):
     assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**14
 
 
+@pytest.mark.medium
+def test_replicas_evaluate_token_ids_in_one_part(no_dropout, mirrored):
+    with mirrored.scope():
+        model = create(no_dropout)
+    model.compile(gradient_accumulation_steps=2)
+    found = model.evaluate(token_ids(model), IDS[: len(ROWS)], 4, verbose=0)
+    expected = model.evaluate(ROWS, NAMES)
+    assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", None])
 def test_other_dtypes_are_refused_in_one_line(directory, dtype):
     with pytest.raises(UserError, match="dtype=.*: expected float32, mixed_bfloat16 or mixed_fl"):

@@ -13,6 +13,7 @@ import tasks
 from bert_tf import AdamW, FitSchedule, UserError
 from tasks import TextRegressor
 from tasks.model import task_model
+from tasks.model.labelled_rows import Rows
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 from tests.tasks.test_task_model_training import weights_of
@@ -54,6 +55,12 @@ def test_columns_of_a_table_are_rows(model, table):
         model.predict(table.rename(columns={"text": "body"}))
     with pytest.raises(UserError, match="y: expected a list, a NumPy array or a pandas column"):
         model.evaluate(table["text"], table[["intent"]])
+
+
+@pytest.mark.medium
+def test_rows_of_a_file_have_vectors(model):
+    rows = Rows({"text": ROWS}, NAMES, tuple(LABELS), "rows.csv")
+    np.testing.assert_array_equal(model.embed(rows)["pooled"], model.embed(ROWS)["pooled"])
 
 
 @pytest.mark.slow

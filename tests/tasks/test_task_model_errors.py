@@ -265,6 +265,12 @@ def test_unknown_options_are_named_with_those_that_exist(weights):
     )
 
 
+def test_labels_of_tokenized_rows_are_not_given_again(model):
+    for of_rows in ({"y": NAMES}, {"sample_weight": [1.0] * 9}):
+        message = "y, sample_weight: expected with rows, received tokenized ones"
+        check(message, model.evaluate, model.encode(ROWS, NAMES), **of_rows)
+
+
 def test_wrong_arguments_of_compile(model):
     for name, value, expected in (
         ("schedule", "cosine", "one of released, continuous"),
