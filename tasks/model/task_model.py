@@ -685,7 +685,7 @@ class TaskModel(EncoderModel):
             )
         if is_token_ids(x):
             return self._fit_token_ids(
-                *(x, y, sample_weight, class_weight, validation_data, validation_split),
+                *((x, y, sample_weight), class_weight, validation_data, validation_split),
                 batch_size=batch_size,
                 epochs=1 if epochs is None else epochs,
                 callbacks=callbacks,
@@ -825,30 +825,21 @@ class TaskModel(EncoderModel):
                 self._compile_metrics.build(y, {name: outputs[name] for name in y})
 
     def _fit_token_ids(
-        self,
-        x,
-        y,
-        sample_weight,
-        class_weight,
-        validation_data,
-        validation_split,
-        *,
-        steps_per_epoch,
-        epochs,
-        callbacks,
-        **kwargs,
+        self, rows, class_weight, dev, fraction, *, steps_per_epoch, epochs, callbacks, **kwargs
     ):
-        """Train on token ids; arguments as of keras.Model.fit."""
+        """Train on token ids (x, y, sample_weight); arguments as of keras.Model.fit.
+
+        `dev` is its validation_data, and `fraction` its validation_split.
+        """
         self._check_needs_no_rows()
+        x, y, sample_weight = rows
         y = self._labels_of_token_ids(y)
-        if isinstance(validation_data, list | tuple):
-            dev_x, dev_y, *dev_weights = validation_data
-            dev_y = self._labels_of_token_ids(dev_y, "validation_data: y")
-            validation_data = (dev_x, dev_y, *dev_weights)
-        elif validation_data is None and validation_split:
+        if isinstance(dev, list | tuple):
+            dev_x, dev_y, *dev_weights = dev
+            dev = (dev_x, self._labels_of_token_ids(dev_y, "validation_data: y"), *dev_weights)
+        elif dev is None and fraction:
             # Not by Keras, which would use the class weights in validation, too.
-            rows = (x, y, sample_weight)
-            (x, y, sample_weight), validation_data = split_arrays(rows, validation_split)
+            (x, y, sample_weight), dev = split_arrays((x, y, sample_weight), fraction)
         # Not by Keras either, which combines class weights with no sample weights.
         given = {} if class_weight is None else class_factors(self.task, class_weight)
         of_task = getattr(self.task, "class_weights", ()) or [1.0] * len(self.labels or ())
@@ -871,7 +862,7 @@ class TaskModel(EncoderModel):
             return super().fit(
                 *(x, y),
                 sample_weight=sample_weight,
-                validation_data=validation_data,
+                validation_data=dev,
                 steps_per_epoch=steps_per_epoch,
                 epochs=epochs,
                 callbacks=[_Epochs(num_steps, epochs), *callbacks],
