@@ -115,21 +115,26 @@ def number(value):
     return text if "e" in text or value >= 100 else f"{value:#.3g}".rstrip(".")
 
 
-def ratio_of(row):
-    """Return how many times better bert_tf is than the best other program, or `None`."""
-    others = {name: of["median"] for name, of in row.items() if not name.startswith(OURS)}
-    if not others or ESTIMATE in others:
-        return None
-    ours, more = row[OURS]["median"], UNITS[row[OURS]["unit"]]
-    best = (max if more else min)(others.values())
-    low = best if more else ours
-    return (ours / best if more else best / ours) if low else None
+def others_of(row):
+    """Return the figures of other programs."""
+    return {name: figure for name, figure in row.items() if not name.startswith(OURS)}
 
 
 def best_of(row):
     """Return the name of the best program."""
     more = UNITS[next(iter(row.values()))["unit"]]
     return (max if more else min)(row, key=lambda name: row[name]["median"])
+
+
+def ratio_of(row):
+    """Return how many times better bert_tf is than the best other program, or `None`."""
+    others = others_of(row)
+    if not others or ESTIMATE in others:
+        return None
+    ours, best = row[OURS]["median"], others[best_of(others)]["median"]
+    if not ours or not best:
+        return None
+    return ours / best if UNITS[row[OURS]["unit"]] else best / ours
 
 
 def cell(row, program):
@@ -155,7 +160,7 @@ def table(rows):
     tables = [*dict.fromkeys(name.partition(": ")[0] for name in rows)]
     joined = {}
     for name, row in sorted(rows.items(), key=lambda of: tables.index(of[0].partition(": ")[0])):
-        title = title_of(name, row)
+        title = re.sub(r"^Serving, ", "", name).rpartition(", ")[0]
         title = title if len(tables) > 1 else title.partition(": ")[2]
         cells = [cell(row, program) for program in programs]
         joined.setdefault(title, []).append([*cells, *[ratio_cell(row)] * has_ratio])
@@ -175,12 +180,6 @@ def ratio_cell(row):
     return f"**{ratio:.2f}**" if ratio >= 1 else f"{ratio:.2f}"
 
 
-def title_of(name, row):
-    """Return the first cell of a row."""
-    unit = next(iter(row.values()))["unit"]
-    return re.sub(r"^Serving, ", "", name.removesuffix(f", {unit}"))
-
-
 def machine_title(record):
     """Return the heading of a kind of machine."""
     machine = record["machine"]
@@ -192,13 +191,9 @@ def machine_title(record):
 def machine_line(record, known):
     """Return a sentence on a machine, and one on the versions if they are not the known ones."""
     machine, versions = record["machine"], record["versions"]
-    parts = [f"{machine['cores']} cores" if machine["cores"] else "unknown number of cores"]
-    if machine["card"]:
-        parts.insert(0, machine["processor"])
-    if machine["memory_gb"]:
-        parts.append(f"{machine['memory_gb']:.0f} GB")
-    if machine["read_gb_per_s"]:
-        parts.append(f"memory read at {number(machine['read_gb_per_s']['median'])} GB/s")
+    parts = [machine["processor"]] if machine["card"] else []
+    parts += [f"{machine['cores']} cores", f"{machine['memory_gb']:.0f} GB"]
+    parts.append(f"memory read at {number(machine['read_gb_per_s']['median'])} GB/s")
     of_packages = ", ".join(f"{name} {version}" for name, version in versions.items())
     return f"{'; '.join(parts)}." + (f" Versions: {of_packages}." if versions != known else "")
 
@@ -283,14 +278,12 @@ def readme_block(records):
         lines += ["", f"{machine_title(first)}:", "", f"| workload | {OURS} | best other | ratio |"]
         lines.append("|---|---|---|---|")
         for name, row in rows.items():
-            unit, best = row[OURS]["unit"], best_of(row)
-            others = {name: of for name, of in row.items() if not name.startswith(OURS)}
-            other = best_of(others)
-            texts = {OURS: number(row[OURS]["median"]), other: number(others[other]["median"])}
-            texts |= {best: f"**{texts[best]}**"} if best in texts else {}
+            unit, best, other = row[OURS]["unit"], best_of(row), best_of(others_of(row))
+            texts = {program: number(figure["median"]) for program, figure in row.items()}
+            texts[best] = f"**{texts[best]}**"
             ours, others = f"{texts[OURS]} {unit}", f"{texts[other]} ({other})"
-            if best not in texts:
-                ours += f"; **{number(row[best]['median'])}** ({best.removeprefix(f'{OURS}, ')})"
+            if best not in (OURS, other):
+                ours += f"; {texts[best]} ({best.removeprefix(f'{OURS}, ')})"
             cells = name.removesuffix(f", {unit}"), ours, others, ratio_cell(row)
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([BEGIN, *lines, "", END])
@@ -326,20 +319,22 @@ def bars(title, rows):
     width, left, bar, y = 720, 210, 16, 44
     programs = sorted(dict.fromkeys(p for row in rows.values() for p in row), key=OURS.__ne__)
     parts = []
+
+    def write(x, y, text, anchor):
+        place = f'x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"'
+        parts.append(f'<text {place} fill="#222222">{text}</text>')
+
     for name, row in rows.items():
-        unit = next(iter(row.values()))["unit"]
-        label = name.partition(": ")[2].removesuffix(f", {unit}")
-        parts.append(text_at(left - 8, y + bar * len(row) / 2 + 4, label, "end"))
+        label = name.partition(": ")[2].rpartition(", ")[0]
+        write(left - 8, y + bar * len(row) / 2 + 4, label, "end")
         largest = max(figure["median"] for figure in row.values())
-        for program in (program for program in programs if program in row):
+        for program in sorted(row, key=programs.index):
             value = row[program]["median"]
             length = (width - left - 150) * value / largest
+            size = f'width="{length:.0f}" height="{bar - 2}"'
             color = COLORS[programs.index(program) % len(COLORS)]
-            parts.append(
-                f'<rect x="{left}" y="{y}" width="{length:.0f}" height="{bar - 2}" fill="{color}"/>'
-            )
-            shown = f"{number(value)}  {program}"
-            parts.append(text_at(left + length + 6, y + bar - 5, shown, "start"))
+            parts.append(f'<rect x="{left}" y="{y}" {size} fill="{color}"/>')
+            write(left + length + 6, y + bar - 5, f"{number(value)}  {program}", "start")
             y += bar
         y += 14
     head = (
@@ -349,11 +344,6 @@ def bars(title, rows):
     background = f'<rect width="{width}" height="{y}" fill="#ffffff"/>'
     heading = f'<text x="12" y="24" font-size="15" fill="#222222">{title}</text>'
     return "\n".join([head, background, heading, *parts, "</svg>"]) + "\n"
-
-
-def text_at(x, y, text, anchor):
-    """Return the SVG of a label."""
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="#222222">{text}</text>'
 
 
 def written(records):
