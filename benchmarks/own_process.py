@@ -28,14 +28,10 @@ class Failed(Exception):
 
 
 def call(function, python=sys.executable, environment=LIMITS, timeout=None, **arguments):
-    """Call a function in a separate process.
+    """Call a function, "module.name" in this directory, in a separate process.
 
-    Args:
-        function: "module.name" in this directory. It returns a dict.
-        python: Interpreter of the process.
-        environment: Variables that its environment has beside those of this process.
-        timeout: Seconds after which the process and its children are killed, if given.
-        **arguments: Arguments of the function, which are sent as JSON.
+    Its arguments and the dict that it returns are sent as JSON. The environment is added to that of
+    this process. After `timeout` seconds the process and its children are killed.
 
     Returns:
         The function's dict, with "peak_mb" of the process, and "started", the Unix time of its
@@ -47,24 +43,22 @@ def call(function, python=sys.executable, environment=LIMITS, timeout=None, **ar
     started = time.time()
     paths = [str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with tempfile.TemporaryDirectory() as directory:
-        file = pathlib.Path(directory, "arguments.json")
-        file.write_text(json.dumps(arguments), encoding="utf-8")
-        process = subprocess.Popen(
-            [python, __file__, function, file],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, **own, **environment},
-            start_new_session=timeout is not None,  # A group, which is killed with its children.
-        )
-        try:
-            output, errors = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise Failed(f"{function}: more than {timeout:.0f} s") from None
+    process = subprocess.Popen(
+        [python, __file__, function],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, **own, **environment},
+        start_new_session=timeout is not None,  # A group, which is killed with its children.
+    )
+    try:
+        output, errors = process.communicate(json.dumps(arguments), timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise Failed(f"{function}: more than {timeout:.0f} s") from None
     if process.returncode:
         print(errors[-3000:], file=sys.stderr)
         lines = errors.strip().splitlines() or [f"exit code {process.returncode}"]
@@ -72,14 +66,36 @@ def call(function, python=sys.executable, environment=LIMITS, timeout=None, **ar
     return {**json.loads(output.splitlines()[-1]), "started": started}
 
 
-def main(function, arguments):
-    """Call a function in this process and print its result as JSON."""
+def run(*command, environment=None):
+    """Run a command in the repository; return its seconds, and the peak in MB of its memory."""
+    start = time.monotonic()
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=HERE.parent,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **(environment or {})},
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            log.seek(0)
+            raise Failed(f"{command}: {log.read()[-3000:]}")
+    return time.monotonic() - start, usage.ru_maxrss * 1024 / 1e6
+
+
+def main(function):
+    """Call a function with the arguments of stdin, and print its result as JSON."""
     module, name = function.split(".")
-    arguments = json.loads(pathlib.Path(arguments).read_text(encoding="utf-8"))
+    arguments = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result alone.
         result = getattr(importlib.import_module(module), name)(**arguments)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({**result, "peak_mb": round(peak * 1024 / 1e6)}))
+    print(json.dumps({**result, "peak_mb": round(peak_mb())}))
+
+
+def peak_mb():
+    """Return the peak of the memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 if __name__ == "__main__":

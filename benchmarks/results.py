@@ -20,10 +20,12 @@ import pathlib
 import platform
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import own_process
 
@@ -38,9 +40,10 @@ UNITS = {
 FEATURES = tuple("avx2 avx512f avx512_vnni avx_vnni avx512_bf16 amx_bf16 amx_int8".split())
 # In this order of preference.
 KINDS = {"amx": "amx_bf16", "avx512": "avx512f", "avx2": "avx2"}
-PACKAGES = ("tensorflow", "keras", "keras-hub", "ai-edge-litert", "tokenizers")
-PACKAGES_OF_BASELINES = tuple(
-    "torch transformers sentence-transformers onnxruntime openvino nncf ctranslate2".split()
+PACKAGES = (
+    *("python", "tensorflow", "keras", "keras-hub", "ai-edge-litert", "tokenizers"),
+    *("torch", "transformers", "sentence-transformers"),
+    *("onnxruntime", "openvino", "nncf", "ctranslate2"),
 )
 # One array per thread, larger than any cache.
 BANDWIDTH_THREADS, ARRAY_BYTES, BANDWIDTH_PASSES = 2, 2**30, 9
@@ -59,20 +62,18 @@ def parser(description):
 
 
 class Results:
-    """Results of one run.
-
-    Args:
-        benchmark: Name of the script.
-        options: Parsed flags of `parser`.
-    """
+    """Results of one run of a script, whose flags `parser` has parsed."""
 
     def __init__(self, benchmark, options):
         self.output = pathlib.Path(options.output)
+        installed = {}
+        for python in filter(None, (options.baselines, sys.executable)):
+            installed |= own_process.call("results.installed", python)
         self.record = {
             "benchmark": benchmark,
             "mode": "quick" if options.quick else "complete",
             "machine": own_process.call("results.describe")["machine"],
-            "versions": versions(options.baselines),
+            "versions": {name: installed[name] for name in PACKAGES if name in installed},
             "commit": commit(),
             "date": datetime.date.today().isoformat(),
             "command": command_line(),
@@ -93,13 +94,12 @@ class Results:
         print(f"{program} left out: {reason}", flush=True)
 
     def save(self):
-        """Write the file and return its path."""
+        """Write the file."""
         self.output.mkdir(parents=True, exist_ok=True)
         name = f"{self.record['benchmark']}_{self.record['machine']['kind']}.json"
         text = json.dumps(self.record, indent=1, ensure_ascii=False) + "\n"
         (self.output / name).write_text(text, encoding="utf-8")
         print(f"wrote {self.output / name}", flush=True)
-        return self.output / name
 
 
 def summary(values):
@@ -113,22 +113,10 @@ def summary(values):
     }
 
 
-def versions(baselines=None):
-    """Return the installed versions of this interpreter and of that of the baselines."""
-    found = {"python": platform.python_version(), **installed(PACKAGES)["versions"]}
-    if baselines:
-        packages = PACKAGES_OF_BASELINES
-        others = own_process.call("results.installed", python=baselines, packages=packages)
-        found |= others["versions"]
-    return found
-
-
-def installed(packages):
-    """Return the versions of the packages that this interpreter has."""
-    from importlib import metadata
-
-    found = {one.metadata["Name"].lower(): one.version for one in metadata.distributions()}
-    return {"versions": {name: found[name] for name in packages if name in found}}
+def installed():
+    """Return the versions of this interpreter and of its packages."""
+    packages = {one.metadata["Name"].lower(): one.version for one in metadata.distributions()}
+    return {**packages, "python": platform.python_version()}
 
 
 def commit():
@@ -156,17 +144,19 @@ def describe():
     import numpy as np
 
     fields = _cpuinfo()
-    present = [name for name in FEATURES if name in fields.get("flags", "").split()]
+    present = [name for name in FEATURES if has_feature(name)]
     arrays, rates = [np.ones(ARRAY_BYTES // 8) for _ in range(BANDWIDTH_THREADS)], []
     with concurrent.futures.ThreadPoolExecutor(BANDWIDTH_THREADS) as pool:
         for _ in range(BANDWIDTH_PASSES):
             start = time.perf_counter()
             list(pool.map(np.sum, arrays))  # Releases the global interpreter lock.
             rates.append(BANDWIDTH_THREADS * ARRAY_BYTES / (time.perf_counter() - start) / 1e9)
-    card = _card()
+    card = next(iter(nvidia_smi("name")), None)
+    numbered = (word for word in (card or "").lower().split() if any(map(str.isdigit, word)))
     kinds = (kind for kind, feature in KINDS.items() if feature in present)
     machine = {
-        "kind": _short(card) if card else next(kinds, platform.machine()),
+        # The part of a card's name that has its number, such as "h100".
+        "kind": next(numbered, "gpu") if card else next(kinds, platform.machine()),
         "processor": fields.get("model name", platform.processor() or "unknown"),
         "features": present,
         "cores": len(os.sched_getaffinity(0)),
@@ -175,11 +165,6 @@ def describe():
         "card": card,
     }
     return {"machine": machine}
-
-
-def _short(card):
-    """Return the part of a card's name that has its number, such as "h100"."""
-    return next((word for word in card.lower().split() if any(map(str.isdigit, word))), "gpu")
 
 
 def has_feature(name):
@@ -194,11 +179,9 @@ def _cpuinfo():
     return {name.strip(): value.strip() for name, _, value in fields}
 
 
-def _card():
-    """Return the name of the first NVIDIA GPU, or `None`."""
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True)
-    except OSError:
-        return None
-    return done.stdout.splitlines()[0].strip() if done.stdout.strip() else None
+def nvidia_smi(fields):
+    """Return what nvidia-smi says of each GPU, if there are any."""
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    if not shutil.which(query[0]):
+        return []
+    return subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
