@@ -5,23 +5,19 @@
 Each case runs in a process of its own with a time limit, so that a failure costs that case alone.
 Several cases prepare their programs side by side, and are timed one after the other:
 
-    device        GPU, versions, precision that "auto" selects, memory growth, rates of a matrix
-                  product and of a copy
-    equality      losses, gradients and outputs of a small model, compared with the CPU in float32
+    device        precision that "auto" selects, memory growth, and rates of a matrix product and
+                  of a copy
+    equality      losses, gradients and moments of a small model, compared with the CPU in float32
     pretraining   a step of base and large with 128 and 512 tokens, by compilation and layout
     finetuning    a step of base with 32 texts of up to 128 tokens, by compilation and layout
     serving       export for GPUs with its parity check, and latency for 1, 8 and 64 texts
-    determinism   two equal runs of 20 steps, compared bit for bit and timed, without and with what
-                  --deterministic sets
+    determinism   two equal runs of 20 steps, compared bit for bit, without and with --deterministic
     cache         the first step without and with saved programs and timings of kernels
     pytorch       the same steps with transformers, SDPA and torch.compile
 
-Cases with "no attention dropout" set attention_probs_dropout_prob=0, with which bert_tf uses
-cuDNN's attention.
-
-FLOPs are those of matrix products (bert_tf.planning.estimates.flops_per_token); MFU is their rate
-over the peak of the GPU for dense bfloat16 products. Rates are means over the timed steps of one
-run. Prints a JSON object per case; --toy runs all parts with tiny sizes on any device.
+With attention_probs_dropout_prob=0, "no attention dropout", bert_tf uses cuDNN's attention. MFU is
+the rate of matrix products over the peak of the GPU. Rates are means over the timed steps of one
+run. --toy runs all parts with tiny sizes on any device.
 """
 
 import concurrent.futures
@@ -29,7 +25,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -44,29 +39,23 @@ MODELS = {"base": {"layers": 12, "hidden": 768}, "large": {"layers": 24, "hidden
 STEPS_PER_CALL = 10
 TOY = {"layers": 2, "hidden": 128, "vocabulary": 2000}
 # Model, examples x tokens, and what differs from a step in the packed layout, compiled as a whole.
-PRETRAINING = (
-    "base, 256 x 128",
-    "base, 256 x 128, no attention dropout",
-    "base, 64 x 512",
-    "base, 64 x 512, no attention dropout",
-    "large, 128 x 128",
-    "large, 128 x 128, no attention dropout",
-    "large, 32 x 512",
-    "large, 32 x 512, no attention dropout",
+SIZES = ("base, 256 x 128", "base, 64 x 512", "large, 128 x 128", "large, 32 x 512")
+DROPOUTS = ("", ", no attention dropout")
+PRETRAINING = tuple(size + dropout for size in SIZES for dropout in DROPOUTS)
+FINETUNING = tuple(f"base, 32 x 128{dropout}" for dropout in DROPOUTS)
+PYTORCH = (
+    *(f"pretraining, {case}" for case in PRETRAINING),
+    *(f"finetuning, {case}" for case in FINETUNING),
+)
+PRETRAINING += (
     "base, 512 x 128, mixed lengths",
     "base, 256 x 128, padded step",
     "base, 256 x 128, padded kernels",
 )
-FINETUNING = (
-    "base, 32 x 128",
-    "base, 32 x 128, no attention dropout",
+FINETUNING += (
     "base, 32 x 128, padded step",
     "base, 32 x 128, flat kernels",
     "base, 32 x 128, mixed lengths",
-)
-PYTORCH = (
-    *(f"pretraining, {case}" for case in PRETRAINING[:8]),
-    *(f"finetuning, {case}" for case in FINETUNING[:2]),
 )
 # Part: its cases, and seconds at most of the default of 8 minutes.
 PARTS = {
@@ -176,35 +165,43 @@ def batch_of(sizes, mixed):
     batch = examples(sizes)
     if mixed:
         rng = np.random.default_rng(1)
-        lengths = rng.integers(sizes.length // 8, sizes.length + 1, sizes.batch)
-        mask = (np.arange(sizes.length) < lengths[:, np.newaxis]).astype(np.int32)
+        lengths = rng.integers(sizes.length // 8, sizes.length + 1, (sizes.batch, 1))
+        mask = (np.arange(sizes.length) < lengths).astype(np.int32)
         for name in ("input_ids", "input_mask", "segment_ids"):
             batch[name] = batch[name] * mask
         positions = batch["masked_lm_positions"]
-        batch["masked_lm_weights"] = (positions < lengths[:, np.newaxis]).astype(np.float32)
-        batch["masked_lm_positions"] = np.minimum(positions, lengths[:, np.newaxis] - 1)
-    return {
-        name: values.astype(np.int32) if values.dtype.kind == "i" else values
-        for name, values in batch.items()
-    }
+        batch["masked_lm_weights"] = (positions < lengths).astype(np.float32)
+        batch["masked_lm_positions"] = np.minimum(positions, lengths - 1).astype(np.int32)
+    return batch
 
 
-def prepare(sizes, batch, precision, layout, is_compiled, rate=1e-4, **config):
-    """Return the train step of pretraining and its dataset, on one repeated batch."""
+def prepare(case, sizes, precision, mixed=False, **options):
+    """Return the train step of a case and its dataset, on one repeated batch.
+
+    Sets what XLA compiles. `options` are those of pretraining_step_tensorflow.
+    """
     import pretraining_step_tensorflow
+    import tensorflow as tf
 
-    from bert_tf import BertConfig
     from bert_tf.data.batches import flatten_examples, pack_examples, pad_examples
     from bert_tf.text.encoder_inputs import PackedShape
+    from bert_tf.train import compilation
 
-    lengths = batch["input_mask"].sum(axis=1)
-    shape = PackedShape.of_lengths(lengths, sizes.batch, sizes.length)
+    batch = batch_of(sizes, mixed)
+    shape = PackedShape.of_lengths(batch["input_mask"].sum(axis=1), sizes.batch, sizes.length)
     layouts = {"padded": pad_examples, "flat": flatten_examples}
-    layout = layouts.get(layout, lambda values: pack_examples(values, shape))
-    config = BertConfig(**{**sizes.config, **config})
-    return pretraining_step_tensorflow.prepare(
-        config, batch, precision, layout, is_compiled, rate=rate
+    layout = layouts.get(found_in(case, layouts), lambda values: pack_examples(values, shape))
+    compiled = compilation.resolve(
+        found_in(case, ("kernels", "none")) or "step", tf.distribute.get_strategy()
     )
+    return pretraining_step_tensorflow.prepare(
+        sizes, precision, batch, layout, is_compiled=compiled, **options
+    )
+
+
+def found_in(case, names):
+    """Return the first of some names that a case has, or `None`."""
+    return next((name for name in names if name in case), None)
 
 
 def dropout_of(case):
@@ -212,107 +209,65 @@ def dropout_of(case):
     return {"attention_probs_dropout_prob": 0.0} if "no attention dropout" in case else {}
 
 
-def layout_of(case):
-    """Return the layout of a case."""
-    return next((name for name in ("padded", "flat") if name in case), "packed")
+def timed_steps(run, seconds):
+    """Return seconds of the first step, milliseconds of later ones, and the first and last loss.
 
-
-def is_compiled(case):
-    """Set what XLA compiles for a case; return whether it compiles the step as a whole."""
-    import tensorflow as tf
-
-    from bert_tf.train import compilation
-
-    what = next((name for name in ("kernels", "none") if name in case), "step")
-    return compilation.resolve(what, tf.distribute.get_strategy())
-
-
-def measured_steps(step, dataset, sizes, unit, num_predictions, seconds):
-    """Run a train step on a repeated dataset; return times, rates and the peak of the memory.
-
-    `unit` is that of the rate of the examples.
+    `run` runs a number of steps, and returns the last loss as soon as it can.
     """
+    start = time.perf_counter()
+    first_loss = float(run(1))
+    first = time.perf_counter() - start
+    await_turn()
+    float(run(STEPS_PER_CALL))
+    start = time.perf_counter()
+    loss, count = run(STEPS_PER_CALL), STEPS_PER_CALL
+    while time.perf_counter() - start < seconds:
+        before, loss = loss, run(STEPS_PER_CALL)
+        count += STEPS_PER_CALL
+        float(before)  # One call late, as in the training loop.
+    last_loss = float(loss)
+    return first, 1000 * (time.perf_counter() - start) / count, first_loss, last_loss
+
+
+def pretraining(case, toy, seconds, is_classifier=False):
+    """Time the pretraining step of a case, or the fine-tuning step of a classifier of 3 labels."""
     import tensorflow as tf
 
     from bert_tf import BertConfig
     from bert_tf.planning.estimates import flops_per_token
     from bert_tf.train.distribution import distribute
 
-    batches = distribute(lambda local: dataset, step.strategy, step.is_compiled)
-    iterator, no_stop = iter(batches), tf.constant(False)
-    count, norm = tf.constant(STEPS_PER_CALL), tf.constant(0.0)
-    start = time.perf_counter()
-    logs = step(iterator, no_stop, tf.constant(1), norm)
-    loss = float(logs["loss"])
-    first = time.perf_counter() - start
-    await_turn()
-    logs = step(iterator, no_stop, count, logs["gradient_norm"])
-    float(logs["loss"])
-    calls, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        before, logs = logs, step(iterator, no_stop, count, logs["gradient_norm"])
-        float(before["loss"])  # One call late, as in the training loop.
-        calls += 1
-    last = float(logs["loss"])
-    rate = calls * STEPS_PER_CALL / (time.perf_counter() - start)
+    sizes, options = sizes_of(case, toy), dropout_of(case)
+    if is_classifier:
+        options |= {"is_classifier": True, "rate": 1e-5}
+    step, dataset = prepare(case, sizes, "bfloat16", "mixed" in case, **options)
+    iterator = iter(distribute(lambda local: dataset, step.strategy, step.is_compiled))
+    no_stop, logs = tf.constant(False), {"gradient_norm": tf.constant(0.0)}
+
+    def run(count):
+        logs.update(step(iterator, no_stop, tf.constant(count), logs["gradient_norm"]))
+        return logs["loss"]
+
+    first, ms, *losses = timed_steps(run, seconds)
     tokens = int(logs["tokens"]) // STEPS_PER_CALL
-    config = BertConfig(**sizes.config)
-    flops = flops_per_token(config, sizes.length, num_predictions) * tokens
+    num_predictions = 0 if is_classifier else sizes.predictions
+    flops = flops_per_token(BertConfig(**sizes.config), sizes.length, num_predictions)
     figures = {
-        "ms": 1000 / rate,
-        "TFLOP/s": flops * rate / 1e12,
-        "MFU": flops * rate / PEAK_FLOPS,
-        "tokens/s": tokens * rate,
-        unit: sizes.batch * rate,
+        "ms": ms,
+        "TFLOP/s": flops * tokens / ms / 1e9,
+        "MFU": 1000 * flops * tokens / ms / PEAK_FLOPS,
+        "tokens/s": 1000 * tokens / ms,
+        "examples/s" if is_classifier else "sequences/s": 1000 * sizes.batch / ms,
     }
     if tf.config.list_physical_devices("GPU"):
         figures["GB"] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 1e9
     more = {" (per step)": {"tokens": tokens}, " (first step)": {"s": first}}
-    return {"figures": {"": figures, **more}, "loss": [loss, last]}
-
-
-def pretraining(case, toy, seconds):
-    """Time the pretraining step of a case."""
-    sizes = sizes_of(case, toy)
-    batch = batch_of(sizes, "mixed" in case)
-    compiled = is_compiled(case)
-    prepared = prepare(sizes, batch, "bfloat16", layout_of(case), compiled, **dropout_of(case))
-    return measured_steps(*prepared, sizes, "sequences/s", sizes.predictions, seconds)
+    return {"figures": {"": figures, **more}, "loss": losses}
 
 
 def finetuning(case, toy, seconds):
     """Time the fine-tuning step of a case: a classifier of 3 labels."""
-    import tensorflow as tf
-
-    from bert_tf import BertConfig
-    from bert_tf.text.encoder_inputs import PackedShape, from_padded, to_flat, to_packed
-    from bert_tf.train.distribution import use_precision
-    from bert_tf.train.losses import softmax_cross_entropy
-    from bert_tf.train.optimizer import AdamW
-    from bert_tf.train.step import TrainStep
-    from tasks.graph.heads import SequenceClassifier
-
-    sizes = sizes_of(case, toy)
-    batch, strategy = batch_of(sizes, "mixed" in case), tf.distribute.get_strategy()
-    inputs = {name: batch[name] for name in ("input_ids", "input_mask", "segment_ids")}
-    shape = PackedShape.of_lengths(inputs["input_mask"].sum(axis=1), sizes.batch, sizes.length)
-    layouts = {
-        "padded": dict,
-        "flat": lambda values: to_flat(from_padded(values), None),
-        "packed": lambda values: to_packed(from_padded(values), None, shape),
-    }
-    layout = layouts[layout_of(case)]
-    labels = {"label": np.arange(sizes.batch, dtype=np.int32) % 3}
-    weights = {"label": np.ones(sizes.batch, np.float32)}
-    dataset = tf.data.Dataset.from_tensors(inputs).map(layout)
-    dataset = dataset.map(lambda values: (values, labels, weights)).cache().repeat().prefetch(2)
-    compiled = is_compiled(case)
-    config = BertConfig(**sizes.config, **dropout_of(case))
-    model = SequenceClassifier(config, 3, dtype=use_precision("bfloat16"))
-    optimizer, losses = AdamW(1e-5), {"label": softmax_cross_entropy}
-    optimizer.build(model.trainable_variables)
-    step = TrainStep(model, losses, optimizer, strategy, 0, is_compiled=compiled)
-    return measured_steps(step, dataset, sizes, "examples/s", 0, seconds)
+    return pretraining(case, toy, seconds, is_classifier=True)
 
 
 def device(case, toy, seconds):
@@ -332,20 +287,16 @@ def device(case, toy, seconds):
         return 1000 * steps * amount / np.median(times["ms"])
 
     flops, num_bytes = 2 * size**3, 2 * 4 * large.shape.num_elements()
-    result = {
+    return {
         "cuda": tf.sysconfig.get_build_info().get("cuda_version"),
         "precision": resolve_precision("auto", tf.distribute.get_strategy()),
+        # Memory growth: little is used.
+        "memory": results.nvidia_smi("driver_version,memory.used,memory.total"),
         "figures": {
             "matrix product": {"TFLOP/s": rate(lambda a: a @ a, factor, flops) / 1e12},
             "copy": {"GB/s": rate(lambda a: a + 1.0, large, num_bytes) / 1e9},
         },
     }
-    if tf.config.list_physical_devices("GPU"):
-        fields = "--query-gpu=name,driver_version,memory.used,memory.total"
-        query = ["nvidia-smi", fields, "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True)
-        result["nvidia_smi"] = done.stdout.strip()  # Memory growth: little is used.
-    return result
 
 
 def equality(case, toy, seconds):
@@ -355,22 +306,18 @@ def equality(case, toy, seconds):
     sizes = Sizes(layers=4, hidden=256, batch=16, length=64, vocabulary=4000)
     if toy:
         sizes = Sizes(**TOY, batch=8, length=64)
-    batch, found, failed = batch_of(sizes, True), {}, {}
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "rate": 1e-3}
     cases = {
-        "cpu": ("CPU:0", "kernels", "flat"),
-        "gpu step": ("GPU:0", "step", "packed"),
-        "gpu kernels": ("GPU:0", "kernels", "flat"),
-        "gpu none": ("GPU:0", "none", "flat"),
+        "cpu": "flat kernels",
+        "gpu step": "step",
+        "gpu kernels": "flat kernels",
+        "gpu none": "flat none",
     }
-    if toy:
-        cases = {"cpu": cases["cpu"], "gpu step": ("CPU:0", "step", "packed")}
-    for name, (place, compile, layout) in cases.items():
+    found, failed = {}, {}
+    for name, of_case in cases.items():
         try:
-            with tf.device(place):
-                compiled = is_compiled(compile)
-                prepared = prepare(sizes, batch, "float32", layout, compiled, 1e-3, **no_dropout)
-                step, dataset = prepared
+            with tf.device("CPU:0" if toy or name == "cpu" else "GPU:0"):
+                step, dataset = prepare(of_case, sizes, "float32", mixed=True, **options)
                 iterator = iter(dataset)
                 logs = [step(iterator) for _ in range(3)]
             losses = np.array([float(of["loss"]) for of in logs])
@@ -381,15 +328,13 @@ def equality(case, toy, seconds):
     losses, norm, moments = found.pop("cpu")
     # Relative to the largest of all, since the gradient of a key's bias is rounding alone.
     largest = max(float(np.abs(moment).max()) for moment in moments)
-    differences = {}
+    figures = {}
     for name, (of_losses, of_norm, of_moments) in found.items():
         pairs = zip(of_moments, moments, strict=True)
-        differences[name] = float(np.abs(of_losses - losses).max())
-        differences[f"{name} (gradient norm)"] = abs(of_norm / norm - 1)
-        differences[f"{name} (moments)"] = (
-            max(float(np.abs(a - b).max()) for a, b in pairs) / largest
-        )
-    figures = {name: {"difference": value} for name, value in differences.items()}
+        worst = max(float(np.abs(a - b).max()) for a, b in pairs)
+        figures[name] = {"difference": float(np.abs(of_losses - losses).max())}
+        figures[f"{name} (gradient norm)"] = {"difference": abs(of_norm / norm - 1)}
+        figures[f"{name} (moments)"] = {"difference": worst / largest}
     return {"failed": failed, "losses": losses.tolist(), "figures": figures}
 
 
@@ -409,7 +354,7 @@ def serving(case, toy, seconds):
     words = [f"w{number}" for number in range(config.vocab_size - 5)]
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])
     task = ClassificationTask(labels=("a", "b", "c"), max_seq_length=sizes.length)
-    rng, figures = np.random.default_rng(0), {}
+    text, figures = " ".join(words[: sizes.length - 2]), {}
     with tempfile.TemporaryDirectory() as directory:
         start = time.perf_counter()
         model = TextClassifier(task, config, vocabulary)
@@ -420,8 +365,7 @@ def serving(case, toy, seconds):
         predict = loaded.signatures["serving_default"]
         await_turn()
         for count in (1, 8, 64):
-            texts = [" ".join(rng.choice(words, sizes.length - 2)) for _ in range(count)]
-            texts = tf.constant(texts)
+            texts = tf.constant([text] * count)
             times = timed(lambda texts=texts: predict(text=texts)["probabilities"].numpy(), 50)
             figures[f", {count} texts"] = {"ms": np.median(times["ms"])}
             figures[f", {count} texts (90th percentile)"] = {"ms": np.quantile(times["ms"], 0.9)}
@@ -445,7 +389,7 @@ def losses(case, toy, seconds):
     if case == "deterministic":
         compilation.make_deterministic()
     sizes = sizes_of("base, 64 x 128", toy)
-    step, dataset = prepare(sizes, batch_of(sizes, False), "bfloat16", "packed", True)
+    step, dataset = prepare("", sizes, "bfloat16")
     iterator, found = iter(dataset), []
     times = timed(lambda: found.append(float(step(iterator)["loss"]).hex()), 17)
     return {"losses": found, "ms": np.median(times["ms"])}
@@ -467,38 +411,18 @@ def cache(case, toy, seconds):
 
 def pytorch(case, toy, seconds):
     """Time a step of a case in PyTorch: of pretraining, or of a classifier of 3 labels."""
-    import pretraining_step_torch
     import torch
+    import training_torch
 
     kind, _, case = case.partition(", ")
-    sizes = sizes_of(case, toy)
+    sizes, is_classifier = sizes_of(case, toy), kind == "finetuning"
     place = "cuda" if torch.cuda.is_available() else "cpu"
-    function = {
-        "pretraining": pretraining_step_torch.prepare,
-        "finetuning": pretraining_step_torch.prepare_classifier,
-    }[kind]
-    step = function(sizes, "bfloat16", True, place, **dropout_of(case))
-    start = time.perf_counter()
-    first_loss = step().item()
-    first = time.perf_counter() - start
-    for _ in range(5):
-        loss = step()
-    loss.item()
-    await_turn()
-    step().item()
-    count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        for _ in range(10):
-            loss = step()
-        last = loss.item()
-        count += 10
-    ms = 1000 * (time.perf_counter() - start) / count
-    unit = "examples/s" if kind == "finetuning" else "sequences/s"
-    figures = {"ms": ms, unit: 1000 * sizes.batch / ms}
+    step = training_torch.prepare(sizes, "bfloat16", True, place, is_classifier, **dropout_of(case))
+    first, ms, *losses = timed_steps(lambda count: [step() for _ in range(count)][-1], seconds)
+    figures = {"ms": ms, "examples/s" if is_classifier else "sequences/s": 1000 * sizes.batch / ms}
     if place == "cuda":
         figures["GB"] = torch.cuda.max_memory_allocated() / 1e9
-    figures = {"": figures, " (first step)": {"s": first}}
-    return {"figures": figures, "loss": [first_loss, last]}
+    return {"figures": {"": figures, " (first step)": {"s": first}}, "loss": losses}
 
 
 if __name__ == "__main__":

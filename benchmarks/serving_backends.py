@@ -1,15 +1,9 @@
 """Programs of serving.py: load a model, and time requests to it, in a process of its own.
 
-Nothing is imported before its time is taken. Batches are padded to their longest text. `convert`
-writes the models of programs that need another format than the Hugging Face directory of
-serving_models.py, in their environment. Of int8 there are four kinds:
-
-    transformers   PyTorch's dynamic quantization of linear layers, when the model is loaded
-    onnxruntime    dynamic quantization of the matrix products by constants: int8 weights with a
-                   scale per column, activations quantized in every call
-    openvino       post-training quantization by NNCF: int8 weights, and activations whose ranges
-                   are fitted to a calibration set of 32 texts per kind, none of which is measured
-    ctranslate2    int8 weights with a scale per row, activations quantized per row in every call
+Nothing is imported before its time is taken. `convert` writes the models of programs that need
+another format than the Hugging Face directory of serving_models.py, in their environment. In int8
+OpenVINO's activations have ranges that are fitted to 32 texts per kind, none of which is measured;
+those of all other programs are quantized in every call.
 """
 
 import importlib
@@ -20,41 +14,45 @@ import statistics
 import time
 
 import results
-from own_process import THREADS
+from own_process import THREADS, peak_mb
 
 PASSES = 3
 MAX_LENGTH = 512  # Tokens per text, at most.
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def serve(backend, model, precision, texts, kind, batches):
+def serve(backend, model, precision, texts, kind, batches, started):
     """Load a model and time requests to it.
 
     Returns:
-        "clock": Unix times after imports and after the first answer. "batches": for each size the
-        medians and rates of passes over all texts. "rows": probabilities of the texts that have
-        expected ones.
+        "figures": (workload, unit, values), of each batch size the medians or rates of passes over
+        all texts. "rows": probabilities of the texts that have expected ones.
     """
-    modules, load = BACKENDS[backend]
+    modules, load, _ = BACKENDS[backend]
     for name in modules:  # A server in another language has no imports.
         importlib.import_module(name)
-    clock = [time.time()]
+    imported = time.time()
     predict = load(model, precision)
     of_kind = json.loads(pathlib.Path(texts).read_text(encoding="utf-8"))[kind]
     chosen = of_kind["texts"]
     predict(chosen[:1])
-    clock.append(time.time())
-    found = {}
+    answered, figures = time.time(), []
     for batch in batches:
         requests = [chosen[start : start + batch] for start in range(0, len(chosen), batch)]
         timed(predict, requests)  # A running server has seen the shapes before.
-        seconds = [timed(predict, requests) for _ in range(PASSES)]
-        found[str(batch)] = {
-            "median_ms": [1000 * statistics.median(of_pass) for of_pass in seconds],
-            "texts_per_second": [len(chosen) / sum(of_pass) for of_pass in seconds],
-        }
+        passes = [timed(predict, requests) for _ in range(PASSES)]
+        if batch == 1:
+            medians = [1000 * statistics.median(seconds) for seconds in passes]
+            figures.append((f"{kind} texts, one per request", "ms", medians))
+        else:
+            rates = [len(chosen) / sum(seconds) for seconds in passes]
+            figures.append((f"{kind} texts, {batch} per request", "texts/s", rates))
     rows = predict(chosen[: len(of_kind["expected"])]).tolist()
-    return {"clock": clock, "batches": found, "rows": rows}
+    if kind == "short":
+        figures.append(("Python and imports", "s", [imported - started]))
+        figures.append(("load and first answer", "s", [answered - imported]))
+        figures.append(("peak memory, short texts", "MB", [peak_mb()]))
+    return {"figures": figures, "rows": rows}
 
 
 def timed(predict, requests):
@@ -67,24 +65,26 @@ def timed(predict, requests):
     return seconds
 
 
-def load_saved_model(model, precision):
-    """Return a function from strings to probabilities."""
+def convert(directory, precision, backend):
+    """Convert the Hugging Face directory for a program that needs another format."""
+    source, converted = pathlib.Path(directory, "huggingface"), pathlib.Path(directory, backend)
+    BACKENDS[backend][2](source, converted, precision)
+    shutil.copy(source / "vocab.txt", converted)
+    return {}
+
+
+def load_tensorflow(model, precision):
+    """Return a function from strings to probabilities, of a SavedModel or of LiteRT."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(THREADS)
+    if pathlib.Path(model).name == "litert":
+        from export.litert.client import load_pipeline
+
+        pipeline = load_pipeline(model).signatures["serving_default"]
+        return lambda texts: pipeline(tf.constant(texts))["probabilities"].numpy()
     served = tf.saved_model.load(model).signatures["serving_default"]
     return lambda texts: served(text=tf.constant(texts))["probabilities"].numpy()
-
-
-def load_litert(model, precision):
-    """Return a function from strings to probabilities."""
-    import tensorflow as tf
-
-    from export.litert.client import load_pipeline
-
-    tf.config.threading.set_intra_op_parallelism_threads(THREADS)
-    served = load_pipeline(model).signatures["serving_default"]
-    return lambda texts: served(tf.constant(texts))["probabilities"].numpy()
 
 
 def load_transformers(model, precision):
@@ -161,15 +161,14 @@ def tokenizer_of(model):
 
     tokenizer = _tokenizer(model)
     tokenizer.enable_padding()
+    fields = dict(zip(INPUTS, ("ids", "attention_mask", "type_ids"), strict=True))
 
     def encode(texts):
         encoded = tokenizer.encode_batch(texts)
-        fields = {
-            "input_ids": [text.ids for text in encoded],
-            "attention_mask": [text.attention_mask for text in encoded],
-            "token_type_ids": [text.type_ids for text in encoded],
+        return {
+            name: np.array([getattr(text, field) for text in encoded], np.int64)
+            for name, field in fields.items()
         }
-        return {name: np.array(values, np.int64) for name, values in fields.items()}
 
     return encode
 
@@ -187,27 +186,6 @@ def _softmax(logits):
 
     exponents = np.exp(logits - logits.max(-1, keepdims=True))
     return exponents / exponents.sum(-1, keepdims=True)
-
-
-# With the modules whose import is timed. TF Text registers the operations that tokenizers need.
-SAVED_MODEL = ("tensorflow", "tensorflow_text"), load_saved_model
-BACKENDS = {
-    "ours": SAVED_MODEL,
-    "litert": (SAVED_MODEL[0], load_litert),
-    "keras_hub": SAVED_MODEL,
-    "transformers": (("torch", "transformers.models.bert.modeling_bert"), load_transformers),
-    "onnxruntime": (("onnxruntime", "tokenizers"), load_onnxruntime),
-    "openvino": (("openvino", "tokenizers"), load_openvino),
-    "ctranslate2": (("ctranslate2", "tokenizers"), load_ctranslate2),
-}
-
-
-def convert(directory, precision, backend):
-    """Convert the Hugging Face directory for a program that needs another format."""
-    source, converted = pathlib.Path(directory, "huggingface"), pathlib.Path(directory, backend)
-    WRITERS[backend](source, converted, precision)
-    shutil.copy(source / "vocab.txt", converted)
-    return {}
 
 
 def _write_onnx(source, directory, precision):
@@ -237,9 +215,7 @@ def _write_onnx(source, directory, precision):
             op_types_to_quantize=["MatMul"],
             per_channel=True,
             # Products of 8 bits saturate without VNNI.
-            reduce_range=not (
-                results.has_feature("avx512_vnni") or results.has_feature("avx_vnni")
-            ),
+            reduce_range=not any(map(results.has_feature, ("avx512_vnni", "avx_vnni"))),
             weight_type=QuantType.QInt8,
         )
 
@@ -279,13 +255,6 @@ def _write_ctranslate2(source, directory, precision):
     )
 
 
-WRITERS = {
-    "onnxruntime": _write_onnx,
-    "openvino": _write_openvino,
-    "ctranslate2": _write_ctranslate2,
-}
-
-
 def _torch_model(source):
     from transformers import BertForSequenceClassification
 
@@ -296,3 +265,16 @@ def _example():
     import torch
 
     return {name: torch.ones((2, 16), dtype=torch.int64) for name in INPUTS}
+
+
+# Modules whose import is timed, function that loads the model, and one that converts it.
+# TF Text registers the operations that tokenizers need.
+TENSORFLOW = ("tensorflow", "tensorflow_text"), load_tensorflow, None
+TORCH = "torch", "transformers.models.bert.modeling_bert"
+BACKENDS = {
+    **dict.fromkeys(("ours", "litert", "keras_hub"), TENSORFLOW),
+    "transformers": (TORCH, load_transformers, None),
+    "onnxruntime": (("onnxruntime", "tokenizers"), load_onnxruntime, _write_onnx),
+    "openvino": (("openvino", "tokenizers"), load_openvino, _write_openvino),
+    "ctranslate2": (("ctranslate2", "tokenizers"), load_ctranslate2, _write_ctranslate2),
+}

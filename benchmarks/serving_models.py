@@ -7,16 +7,15 @@ four in a row, 20 to 120 tokens; "long" are as many as fit into 400 tokens. All 
 which all tokenizers return the same tokens.
 """
 
-import csv
 import json
 import pathlib
 import random
 
 import numpy as np
 import tensorflow as tf
-from task_recipes import COMPLAINTS, minilm
+from task_recipes import columns, minilm
 
-from bert_tf import MODEL_SIZES, Tokenizer, UserError, Vocabulary
+from bert_tf import MODEL_SIZES, Tokenizer, Vocabulary
 from bert_tf.conversion import huggingface_export
 from bert_tf.conversion.exported_model import from_pretrained
 from bert_tf.weights.sources import read_pretrained
@@ -39,8 +38,7 @@ QUANTIZED = {"float32": "none", "int8": "dynamic"}  # LiteRT files by precision.
 
 def choose(kind, count, tokenizer):
     """Return texts whose lengths in tokens, with [CLS] and [SEP], are those of a kind."""
-    with open(COMPLAINTS / "train.csv", newline="", encoding="utf-8") as lines:
-        rows = [row["text"] for row in csv.DictReader(lines) if row["text"].isascii()]
+    rows = [text for text in columns("complaints")[0] if text.isascii()]
     # The same complaint counts as another one with the next: there are only a few hundred.
     most, shortest, longest = KINDS[kind]
     single = tokenizer.tokenize(tf.constant(rows)).ids.row_lengths().numpy().tolist()
@@ -53,13 +51,10 @@ def choose(kind, count, tokenizer):
     return texts
 
 
-def write(directory, counts, programs, model_size, precision):
-    """Write texts.json, calibration.json and the models of the programs to a directory.
-
-    Returns "failed", the reason why a program has no model by its name.
-    """
+def write(directory, counts, size):
+    """Write texts.json, calibration.json, and the model as a run and for transformers."""
     directory, vocabulary = pathlib.Path(directory), Vocabulary.load(str(minilm() / "vocab.txt"))
-    config = MODEL_SIZES[model_size]
+    config = MODEL_SIZES[size]
     tokenizer = Tokenizer.from_config(config, vocabulary)
     model = random_model(directory / "run", config, vocabulary)
     texts, calibration = {}, []
@@ -70,24 +65,22 @@ def write(directory, counts, programs, model_size, precision):
         calibration += chosen[count:]
     for name, values in (("texts", texts), ("calibration", calibration)):
         (directory / f"{name}.json").write_text(json.dumps(values), encoding="utf-8")
-    huggingface = directory / "huggingface"
-    if set(programs) - {"ours", "litert"}:
-        write_huggingface(huggingface, directory / "run")
-    writers = {
-        "ours": lambda: write_saved_model(model, directory / "ours", precision),
-        "litert": lambda: write_litert(model, directory / "litert", quantize=QUANTIZED[precision]),
-        "keras_hub": lambda: [
-            write_keras(directory / f"keras_hub-{length}", length, huggingface, model, precision)
-            for length in (128, MAX_LENGTH)
-        ],
-    }
-    failed = {}
-    for name in set(programs) & set(writers):
-        try:
-            writers[name]()
-        except (ImportError, UserError) as error:  # An optional package is missing.
-            failed[name] = str(error)
-    return {"failed": failed}
+    write_huggingface(directory / "huggingface", directory / "run")
+    return {}
+
+
+def convert(directory, precision, backend):
+    """Write the model of a program in its format."""
+    directory = pathlib.Path(directory)
+    model = load_model(directory / "run")
+    if backend == "ours":
+        write_saved_model(model, directory / backend, precision)
+    elif backend == "litert":
+        write_litert(model, directory / backend, quantize=QUANTIZED[precision])
+    else:
+        for length in (128, MAX_LENGTH):
+            write_keras(directory / f"{backend}-{length}", length, model, precision)
+    return {}
 
 
 def random_model(directory, config, vocabulary):
@@ -113,13 +106,14 @@ def write_huggingface(directory, run):
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def write_keras(directory, length, source, model, precision):
+def write_keras(directory, length, model, precision):
     """Write a BertTextClassifier of `length` tokens as keras-hub's users export it."""
     from keras_hub.models import BertTextClassifier, BertTextClassifierPreprocessor
 
-    preprocessor = BertTextClassifierPreprocessor.from_preset(str(source), sequence_length=length)
+    source = str(directory.parent / "huggingface")
+    preprocessor = BertTextClassifierPreprocessor.from_preset(source, sequence_length=length)
     classifier = BertTextClassifier.from_preset(
-        str(source), num_classes=len(LABELS), preprocessor=preprocessor, dtype=precision
+        source, num_classes=len(LABELS), preprocessor=preprocessor, dtype=precision
     )
     trained = model.network.head
     for variable, value in zip(classifier.output_dense.weights, trained.weights, strict=True):

