@@ -11,7 +11,9 @@ workers and writes 64 shards of sequences of 128 tokens; its rate is without its
 memory the peak of the summed PSS of its processes, sampled five times per second.
 """
 
-import csv
+import collections
+import contextlib
+import os
 import pathlib
 import random
 import re
@@ -22,7 +24,7 @@ import time
 
 import own_process
 import results
-from task_recipes import minilm
+from task_recipes import columns, minilm
 
 ROOT, VOCAB = results.ROOT, str(minilm() / "vocab.txt")
 QUICK_BYTES, BYTES, TOKENIZED_BYTES = 12_000_000, 48_000_000, 5_500_000
@@ -35,32 +37,29 @@ def main():
     options = results.parser(__doc__).parse_args()
     measured = results.Results("data", options)
     rounds = 1 if options.quick else 3
+
+    def add(workload, unit, values, program=BERT_TF):
+        measured.add("Data", workload, program, unit, values)
+
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         path, kind = write_text(directory, options.data, QUICK_BYTES if options.quick else BYTES)
         try:
-            tokenized = own_process.call("data.tokenize", path=str(path))
+            for workload, program, rates in own_process.call("data.tokenize", path=str(path))[
+                "rates"
+            ]:
+                add(f"{kind}: {workload}", "MB/s", rates, program)
         except own_process.Failed as failure:
             measured.leave_out("tokenizers", failure)
-        else:
-            for workload, programs in tokenized["rates"].items():
-                for program, rates in programs.items():
-                    row = (f"{kind}: {workload}", program, "MB/s")
-                    measured.add("Data", *row, rates)
         size = VOCAB_SIZES[kind]
         learned = [own_process.call("data.learn", path=str(path), size=size) for _ in range(rounds)]
-        rates = [one["rate"] for one in learned]
-        measured.add("Data", f"{kind}: learn {size:,} entries", BERT_TF, "MB/s", rates)
-        written = [write_shards(path, directory / str(n)) for n in range(rounds)]
-        for unit, workload in (
-            ("MB/s", f"{kind}: write shards"),
-            ("s", "start of write_shards"),
-            ("MB", "memory of write_shards"),
-        ):
-            measured.add("Data", workload, BERT_TF, unit, [one[unit] for one in written])
-        shards = str(directory / "0")
-        read = own_process.call("data.read", directory=shards, passes=3)
-        measured.add("Data", "read shards", BERT_TF, "examples/s", read["rates"])
+        add(f"{kind}: learn {size:,} entries", "MB/s", [one["rate"] for one in learned])
+        written = [write_shards(path, directory / str(number)) for number in range(rounds)]
+        add(f"{kind}: write shards", "MB/s", [one["rate"] for one in written])
+        add("start of write_shards", "s", [one["start"] for one in written])
+        add("memory of write_shards", "MB", [one["memory"] for one in written])
+        read = own_process.call("data.read", directory=str(directory / "0"), passes=3)
+        add("read shards", "examples/s", read["rates"])
     measured.save()
 
 
@@ -71,8 +70,7 @@ def write_text(directory, data, size):
         with open(books, encoding="utf-8") as lines:
             path.write_text(lines.read(size), encoding="utf-8")
         return path, "novels"
-    with open(ROOT / "examples" / "complaints" / "train.csv", encoding="utf-8") as lines:
-        known = " ".join(row["text"] for row in csv.DictReader(lines)).split()
+    known = " ".join(columns("complaints")[0]).split()
     drawn, written = random.Random(0), 0
     # Nine of ten words are known; the others are pairs of known ones, as rare as names.
     words = known * 9 + ["".join(drawn.choices(known, k=2)) for _ in known]
@@ -109,9 +107,6 @@ def tokenize(path):
         tokens = ours.tokenize_with_offsets(texts)
         return tokens.ids.flat_values, tokens.starts.flat_values, tokens.ends.flat_values
 
-    def rust_offsets():
-        return rust.encode_batch(lines, add_special_tokens=False)
-
     functions = {
         ("tokenize", BERT_TF): traced(lambda texts: ours.tokenize(texts).ids.flat_values),
         ("tokenize", TF_TEXT): traced(lambda texts: fast.tokenize(texts).flat_values),
@@ -119,16 +114,15 @@ def tokenize(path):
         ("tokenize with offsets", TF_TEXT): traced(
             lambda texts: [part.flat_values for part in fast.tokenize_with_offsets(texts)]
         ),
-        ("tokenize with offsets", RUST): rust_offsets,
+        ("tokenize with offsets", RUST): lambda: rust.encode_batch(lines, add_special_tokens=False),
     }
-    rates = {}
+    rates, size = collections.defaultdict(list), len(text.encode()) / 1e6
     for number in range(6):
-        for (workload, program), function in functions.items():
+        for key, function in functions.items():
             seconds = _seconds(function)
             if number:  # The first call builds the graph.
-                of_workload = rates.setdefault(workload, {}).setdefault(program, [])
-                of_workload.append(len(text.encode()) / 1e6 / seconds)
-    return {"rates": rates}
+                rates[key].append(size / seconds)
+    return {"rates": [(*key, values) for key, values in rates.items()]}
 
 
 def _seconds(function):
@@ -158,41 +152,29 @@ def write_shards(path, shards, count=64):
     command = [sys.executable, "-m", "bert_tf.write_shards", f"--input={path}", f"--vocab={VOCAB}"]
     command += [f"--output_dir={shards}", "--num_workers=2", f"--num_shards={count}"]
     began, peak = time.monotonic(), 0
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     while process.poll() is None:
-        peak = max(peak, sum(map(_pss, _tree(process.pid))))
+        peak = max(peak, memory_of(process.pid))
         time.sleep(0.2)
     seconds, lines = time.monotonic() - began, process.stderr.read()
     if process.returncode:
         sys.exit(lines)
-    ready = float(re.search(r"ready after ([\d.]+) s", lines)[1])
-    return {
-        "MB/s": path.stat().st_size / 1e6 / (seconds - ready),
-        "s": ready,
-        "MB": peak / 1e3,
-    }
+    start = float(re.search(r"ready after ([\d.]+) s", lines)[1])
+    rate = path.stat().st_size / 1e6 / (seconds - start)
+    return {"rate": rate, "start": start, "memory": peak}
 
 
-def _tree(pid):
-    """Return the PIDs of a process and of all its descendants."""
-    found = [pid]
-    for number in found:
-        try:
-            for task in pathlib.Path(f"/proc/{number}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-        except OSError:
-            continue  # It has ended.
-    return found
-
-
-def _pss(pid):
-    """Return the proportional set size of a process in kilobytes, 0 if it has ended."""
-    try:
-        text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    found = re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)
-    return int(found[1]) if found else 0
+def memory_of(session):
+    """Return the sum of the proportional set sizes of the processes of a session in MB."""
+    total = 0
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, TypeError):  # A process has ended.
+            if os.getsid(int(path.name)) == session:
+                text = (path / "smaps_rollup").read_text()
+                total += int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1])
+    return total / 1e3
 
 
 def read(directory, passes):

@@ -11,16 +11,15 @@ and 150 labels. Each is sent in a new process, after a request of one short text
 peak of memory above that. "Long" is 1 MiB of English. Without --quick there are more of them.
 """
 
-import pathlib
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 import own_process
 import results
+from pretraining_batch import timed
 from task_recipes import minilm
 
 LIMIT_GB = 10  # Limit of the address space, so that a request fails before the machine does.
@@ -29,7 +28,6 @@ SIZES = {
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "intermediate_size": 256,
-    "hidden_act": "gelu",
     "max_position_embeddings": 512,
 }
 
@@ -84,10 +82,12 @@ def main():
     def add(workload, unit, values):
         measured.add("Start", workload, "bert_tf", unit, values)
 
-    add("bert-tf --help", "s", [seconds_of("-m", "bert_tf", "--help") for _ in range(rounds)])
-    code = "from tasks import TextClassifier"
-    add("import of TextClassifier", "s", [seconds_of("-c", code) for _ in range(rounds)])
-    predicted = [own_process.call("start_up.predict", calls=60) for _ in range(rounds)]
+    for workload, arguments in (
+        ("bert-tf --help", ("-m", "bert_tf", "--help")),
+        ("import of TextClassifier", ("-c", "from tasks import TextClassifier")),
+    ):
+        add(workload, "s", [own_process.run(sys.executable, *arguments)[0] for _ in range(rounds)])
+    predicted = [own_process.call("start_up.predict") for _ in range(rounds)]
     for workload, (unit, _) in predicted[0]["figures"].items():
         add(workload, unit, [one["figures"][workload][1] for one in predicted])
     trained = [
@@ -100,50 +100,38 @@ def main():
         own_process.call("start_up.export", directory=directory)
         for name in QUICK if options.quick else REQUESTS:
             found = own_process.call("start_up.ask", directory=directory, name=name)
-            workload = f"{name}, {found['mb_sent']:.1f} MB{found['outcome']}"
-            row = ("Memory of a request", workload, "bert_tf", "MB")
-            measured.add(*row, [found["after_mb"] - found["before_mb"]])
+            row = ("Memory of a request", found["workload"], "bert_tf", "MB")
+            measured.add(*row, [found["mb"]])
     measured.save()
 
 
-def seconds_of(*arguments):
-    """Return the seconds of a process of this interpreter."""
-    start = time.perf_counter()
-    command = [sys.executable, *arguments]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=results.ROOT)
-    return time.perf_counter() - start
-
-
-def predict(calls):
+def predict():
     """Return {workload: (unit, value)} of loading, of the first call and of later ones."""
     import tensorflow as tf
 
     from tasks import TextClassifier
 
     text = "My router's led is not working, I tried changing the power socket but still nothing."
+    labels = ["billing", "hardware", "software"]
 
-    def ms_of(function, *arguments):
-        start = time.perf_counter()
-        function(*arguments)
-        return 1000 * (time.perf_counter() - start)
+    def median_ms(function, *arguments, calls=60):
+        times = timed(lambda: function(*arguments), calls, uncounted=0)
+        return statistics.median(times["ms"])
 
-    start, labels = time.perf_counter(), ["billing", "hardware", "software"]
+    start = time.perf_counter()
     model = TextClassifier.from_pretrained(minilm(), labels=labels)
-    load, first = time.perf_counter() - start, ms_of(model.predict, [text])
+    load = time.perf_counter() - start
+    first = median_ms(model.predict, [text], calls=1)
     graph, one = model.serving.pipeline.signatures["serving_default"], tf.constant([text])
     graph(one)
-    pairs = [
-        (ms_of(model.predict, [text]), ms_of(lambda: graph(one)["label"].numpy()))
-        for _ in range(calls)
-    ]
-    predicts, graphs = zip(*pairs, strict=True)
     shapes = [[text] * 2, ["My router"], [text * 4], [text] * 7]
+    others = [median_ms(model.predict, texts, calls=1) for texts in shapes]
     figures = {
         "weights loaded, in Python": ("s", load),
         "first `predict`": ("s", first / 1000),
-        "`predict` of one text": ("ms", statistics.median(predicts)),
-        "its graph alone": ("ms", statistics.median(graphs)),
-        "`predict` of another shape, once": ("ms", max(ms_of(model.predict, of) for of in shapes)),
+        "`predict` of one text": ("ms", median_ms(model.predict, [text])),
+        "its graph alone": ("ms", median_ms(lambda: graph(one)["label"].numpy())),
+        "`predict` of another shape, once": ("ms", max(others)),
     }
     return {"figures": figures}
 
@@ -177,34 +165,24 @@ def export(directory):
 
 
 def ask(directory, name):
-    """Run one request and return its size, memory before and after, and whether it failed."""
+    """Run one request; return its size, the memory that it adds, and whether it failed."""
     import tensorflow as tf
     import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_GB * 2**30,) * 2)
-
-    def peak_mb():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-
     task, signature, make_inputs = REQUESTS[name]
     inputs = make_inputs()
-    path = pathlib.Path(directory, task)
-    served = tf.saved_model.load(str(path)).signatures[signature]
+    served = tf.saved_model.load(f"{directory}/{task}").signatures[signature]
     served(**{key: tf.constant([["a"]] if key == "choices" else ["a"]) for key in inputs})
-    before = peak_mb()
+    before, outcome = own_process.peak_mb(), ""
     tensors = {key: tf.constant(values) for key, values in inputs.items()}
-    outcome = ""
     try:
         served(**tensors)
     except tf.errors.OpError as error:
         outcome = " (rejected)" if "an output of" in error.message else " (failed)"
-    sizes = [int(tf.reduce_sum(tf.strings.length(values))) for values in tensors.values()]
-    return {
-        "mb_sent": sum(sizes) / 1e6,
-        "before_mb": before,
-        "after_mb": peak_mb(),
-        "outcome": outcome,
-    }
+    size = sum(int(tf.reduce_sum(tf.strings.length(values))) for values in tensors.values())
+    workload = f"{name}, {size / 1e6:.1f} MB{outcome}"
+    return {"workload": workload, "mb": own_process.peak_mb() - before}
 
 
 if __name__ == "__main__":
