@@ -118,8 +118,7 @@ def compile_arguments(
     metrics = _by_output(task, outputs, metrics)
     if weighted_metrics == "auto":
         # Of several outputs, Keras puts the output's name before the metric's.
-        accuracies = [name for name in task.accuracies if name in outputs]
-        weighted_metrics = dict.fromkeys(accuracies, ("accuracy",))
+        weighted_metrics = {name: ("accuracy",) for name in outputs if name in task.accuracies}
     weighted_metrics = _by_output(task, outputs, weighted_metrics)
     for name, of_output in metrics.items():
         # Padding and tokens without a label have the weight 0, which other metrics do not see.

@@ -88,9 +88,7 @@ def test_all_outputs_get_the_loss(task, outputs):
     assert len(found) == outputs
 
 
-@pytest.mark.parametrize(
-    ("task", "loss"), [(RANKS, BINARY), (LISTS, "categorical_crossentropy")]
-)
+@pytest.mark.parametrize(("task", "loss"), [(RANKS, BINARY), (LISTS, "categorical_crossentropy")])
 def test_the_loss_of_a_query_leaves_out_missing_texts(task, loss):
     assert resolve(task, loss)["loss"]["score"].function is task.losses["score"]
 
