@@ -10,13 +10,13 @@ v4, that of V100 for T4.
 
 import dataclasses
 import os
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.storage import files
 from bert_tf.system.command import flag
 from bert_tf.system.processes import count_processors
 
@@ -91,7 +91,7 @@ def processor(memory: float, flops: Mapping[str, float], bandwidth: float) -> De
 
 def machine_memory() -> int:
     """Return the bytes of this machine's memory, or the limit of a container if that is lower."""
-    limits = [pathlib.Path(path).read_text().strip() for path in filter(os.path.exists, _LIMITS)]
+    limits = [files.read_text(path).strip() for path in filter(os.path.exists, _LIMITS)]
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([whole, *(int(limit) for limit in limits if limit != "max")])
 
