@@ -240,9 +240,10 @@ def _staging_directory(
         for directory in made:
             os.chmod(directory, 0o755)  # The server may run as another user.
         path = output_dir / f"{_STAGING}{os.getpid()}"
-        for left in sorted(output_dir.glob(f"{_STAGING}[0-9]*")) if is_marked else ():
+        for left in sorted(output_dir.glob(f"{_STAGING}*")) if is_marked else ():
+            is_ours = left.is_dir() and left.name.removeprefix(_STAGING).isdecimal()
             # Without locks in the file system, another process may be writing there.
-            if is_locked or left == path:
+            if is_ours and (is_locked or left == path):
                 shutil.rmtree(left, ignore_errors=True)
                 log(f"{left}: removed, left by a killed export")
         path.mkdir()

@@ -43,8 +43,11 @@ def add_tokens(
         The model with the larger vocabulary, and the numbers of words as text.
 
     Raises:
-        UserError: The tokenizer can never produce a word, because of case, accents or punctuation.
+        UserError: The tokenizer can never produce a word, because of case, accents or punctuation,
+            or cannot hold it.
     """
+    from bert_tf.text.tokenizer import Tokenizer
+
     config, vocabulary = pretrained.config, pretrained.vocabulary
     there = set(vocabulary.entries)
     added = [word for word in dict.fromkeys(words) if word not in there]
@@ -70,6 +73,7 @@ def add_tokens(
         weights=weights,
         source=f"{pretrained.source} with {len(added)} added words",
     )
+    Tokenizer.from_config(result.config, grown)  # Raises for a word of over 256 bytes.
     unknown = sum(vocabulary["[UNK]"] in pieces for pieces in pieces_N)
     return result, (
         f"{len(added)} words added ({len(free)} in place of [unused] entries, "

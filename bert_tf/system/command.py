@@ -194,9 +194,9 @@ def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
         The settings, and whether --verbosity was given.
 
     Raises:
-        absl.flags.Error: If a flag is unknown or its value is not of its type.
-        UserError: If a required flag is missing or a list is given twice, or from the checks of
-            `settings_class`.
+        absl.flags.Error: If a value is not of its flag's type.
+        UserError: If a flag is unknown, a required one is missing or a list is given twice, or
+            from the checks of `settings_class`.
     """
     values = flags.FlagValues()
     for field, kind in _fields(settings_class):

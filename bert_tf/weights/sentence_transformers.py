@@ -72,7 +72,9 @@ _ARGUMENTS: dict[str, Any] = {
 }
 # Those of them that leave vectors as they are, but for rounding.
 _HARMLESS = {
-    *("add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code")
+    *("add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code"),
+    *("cache_dir", "device_map", "local_files_only", "low_cpu_mem_usage", "revision"),
+    *("subfolder", "token", "use_fast", "use_safetensors"),
 }
 _SEQUENCE = "expected Transformer, Pooling, any number of Dense, and at most one Normalize at last"
 

@@ -87,8 +87,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             if url.path != "/search" or not values.get("q", "").strip():
                 status, answer = 400, {"error": "expected /search?q=QUERY"}
-            elif not count.isdecimal() or not int(count):
-                status, answer = 400, {"error": f"k={count}: expected an integer >= 1"}
+            elif not (count.isdecimal() and len(count) < 10 and int(count)):
+                status, answer = 400, {"error": f"k={count:.20}: expected an integer >= 1"}
             else:
                 status, answer = 200, self.service.search(values["q"], int(count))
         except UserError as error:  # A model does not answer.

@@ -86,7 +86,7 @@ class RestClient(ModelClient):
                 timeout=self.timeout,
                 stream=True,
                 auth=self._auth,
-                allow_redirects=False,  # A POST would become a GET.
+                allow_redirects=False,  # Most of them make a GET of a POST.
                 proxies={"all": ""},  # Ignores ALL_PROXY, unlike http_proxy and https_proxy.
                 # The certificates that the system trusts; those of requests are other ones.
                 verify=_CERTIFICATES.cafile or _CERTIFICATES.capath or True,
@@ -95,9 +95,10 @@ class RestClient(ModelClient):
         except _ERRORS as error:
             raise UserError(f"--url={self.url}: {_problem(error, self.timeout)}") from None
         if response.is_redirect:
-            address = urllib.parse.urljoin(self.url, response.headers["Location"])
+            address = urllib.parse.urljoin(self.url + path, response.headers["Location"])
             raise UserError(
-                f"--url={self.url}: is redirected; expected --url={address.removesuffix(path):.200}"
+                f"--url={self.url}: {path} is redirected to {address:.200}; expected the address "
+                "of the server itself"
             )
         if len(body) > MAX_RESPONSE_BYTES:
             raise UserError(

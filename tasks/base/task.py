@@ -522,8 +522,9 @@ class Task(abc.ABC):
     ) -> None:
         """Initialize weights of a new head from the training examples."""
 
-    def begin_training(self, model: keras.Model) -> None:  # noqa: B027  By default none change.
-        """Replace weights of a head that predict as they should, but can hardly be trained."""
+    def begin_training(self, model: keras.Model) -> Callable[[], None]:
+        """Replace weights of a head that can hardly be trained; return what restores them."""
+        return lambda: None
 
     def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return what is served, `(B, ...)` by name, in the graph; by default the outputs."""

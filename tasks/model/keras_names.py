@@ -33,6 +33,7 @@ class _Fitting(NamedTuple):
     accuracies: tuple[str, ...] = ()  # Of the accuracy of labels.
     metrics: tuple[str, ...] = ()  # Of other metrics.
     suffix: str = ""  # What a message adds to the name of the task.
+    objects: bool = True  # Whether losses of Keras compute what the task does.
 
 
 _OF_SOFTMAX = _Fitting(
@@ -71,8 +72,10 @@ _FITTING: dict[Any, _Fitting] = {
     losses.sigmoid_cross_entropy: _OF_SIGMOID,
     losses.multi_label_cross_entropy: _OF_LABELS,
     losses.squared_error: _OF_VALUES,
-    losses.listwise_binary_cross_entropy: _Fitting(same=(_BINARY,)),
-    losses.listwise_softmax_cross_entropy: _Fitting(same=("categorical_crossentropy",)),
+    losses.listwise_binary_cross_entropy: _Fitting(same=(_BINARY,), objects=False),
+    losses.listwise_softmax_cross_entropy: _Fitting(
+        same=("categorical_crossentropy",), objects=False
+    ),
     losses.identity_loss: _OF_NONE,
 }
 _OF_USER = _Fitting()  # Of a loss of the user's own task type.
@@ -180,7 +183,9 @@ def _loss_of(task, output, loss):
         return loss
     names = (*fitting.same, *fitting.others)
     if isinstance(loss, keras.losses.Loss):
-        names = tuple(entry for entry in names if not _is_argmax(entry, fitting))
+        names = tuple(
+            entry for entry in names if fitting.objects and not _is_argmax(entry, fitting)
+        )
         if name in names:
             _check_logits("loss", loss)
             return loss

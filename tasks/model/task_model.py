@@ -631,9 +631,9 @@ class TaskModel(EncoderModel):
             x: Strings: a list, tuple, NumPy array or pandas column; for two inputs a tuple of two,
                 or a dict or DataFrame with a column per input. Or `Rows` of `read_examples`, with
                 y, or a tf.data.Dataset of batches (x, y) or (x, y, sample_weight). TextClassifier
-                and TextRegressor read a dataset batch by batch in its own order, all others once. A
-                dict of token ids, or a dataset of them, goes to Keras untouched; options that need
-                all rows are refused.
+                and TextRegressor read a dataset batch by batch in its own order, all others once.
+                Keras reads a dict of token ids, or a dataset of them; options that need all rows
+                are refused.
             y: Labels per row: names or ids of classes, numbers, entities, answers or choices.
                 Integers are names if the labels are numbers that no ids could be; they are refused
                 if both are possible. In a dataset of token ids they are ids. Predicted labels are
@@ -834,6 +834,8 @@ class TaskModel(EncoderModel):
         self._check_needs_no_rows()
         x, y, sample_weight = rows
         y = self._labels_of_token_ids(y)
+        if isinstance(sample_weight, list):
+            sample_weight = np.array(sample_weight)
         if isinstance(dev, list | tuple):
             dev_x, dev_y, *dev_weights = dev
             dev = (dev_x, self._labels_of_token_ids(dev_y, "validation_data: y"), *dev_weights)
@@ -856,6 +858,8 @@ class TaskModel(EncoderModel):
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # Keras warns otherwise.
             num_steps = streaming.num_steps(x, steps_per_epoch)
+            if steps_per_epoch is not None:
+                x = x.repeat()  # Keras would stop at the end of a finite one.
         elif num_steps is None:
             num_steps = math.ceil(len(x["input_ids"]) / batch_size)
         with self._changing_weights():
@@ -875,14 +879,17 @@ class TaskModel(EncoderModel):
         needs_rows = {
             "balanced_sampling": getattr(task, "balanced_sampling", False),
             "prior_bias": self.has_new_head and getattr(task, "prior_bias", False),
-            # The loss of a batch would be that of anomalies, too.
-            "an autoencoder": task.trains_on_vectors,
         }
         for name, is_needed in needs_rows.items():
             if is_needed:
                 raise UserError(
                     f"x: {name} needs all rows; expected strings in fit, received token ids"
                 )
+        if task.trains_on_vectors:
+            raise UserError(
+                "x: an autoencoder would learn the anomalies among token ids, too; expected "
+                "strings in fit"
+            )
 
     def _labels_of_token_ids(self, y, what="y", is_batch=False):
         """Return the labels of token ids as Keras takes them: no list, and of classes the ids."""
@@ -953,8 +960,8 @@ class TaskModel(EncoderModel):
         tuned, before, origin = self.task, _batches_seen(self), self._origin
         self.preprocessor.task = tuned.with_tuned({})
         self._num_stacked = self._num_parts
+        undo = tuned.begin_training(self.network)
         try:
-            tuned.begin_training(self.network)
             yield
         except tf.errors.InvalidArgumentError as error:
             if NOT_FINITE not in str(error):
@@ -964,6 +971,7 @@ class TaskModel(EncoderModel):
             self._num_stacked = 1
             if _batches_seen(self) == before:
                 self.preprocessor.task = tuned
+                undo()
             else:
                 self._record_training(origin)
 
@@ -1423,7 +1431,11 @@ def _with_class_weights(factors_C, x, y, weights=None):
     """Return token ids and labels of one output, with sample weights times those of the classes."""
     (y,) = y.values() if isinstance(y, Mapping) else (y,)
     (weights,) = weights.values() if isinstance(weights, Mapping) else (weights,)
-    factors_N = tf.gather(factors_C, tf.reshape(tf.cast(y, tf.int32), [-1]))
+    classes = tf.cast(y, tf.float32)
+    # Probabilities are for a loss of the user; like Keras, take the most probable class.
+    if classes.shape.rank == 2 and classes.shape[1] != 1:
+        classes = tf.argmax(classes, axis=1)
+    factors_N = tf.gather(factors_C, tf.reshape(tf.cast(tf.round(classes), tf.int32), [-1]))
     if weights is not None:
         factors_N *= tf.reshape(tf.cast(weights, tf.float32), [-1])
     return x, y, factors_N

@@ -182,7 +182,11 @@ class RankingTask(ChoiceTask):
 
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Return a warning per kind of query whose metrics do not depend on the model."""
-        labels, total = data.examples.labels, f"of {len(data.examples):,} queries have"
+        total = f"of {len(data.examples):,} queries have"
+        queries = zip(data.examples.labels, data.examples.texts["texts"], strict=True)
+        labels = [
+            [label for label, text in zip(*of_query, strict=True) if text] for of_query in queries
+        ]
         without = sum(not any(value > 0 for value in of_query) for of_query in labels)
         equal = sum(len(set(of_query)) == 1 and of_query[0] > 0 for of_query in labels)
         lines = {

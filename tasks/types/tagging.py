@@ -30,7 +30,7 @@ of all texts, E entities of the text that has most, V vocabulary entries, C labe
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import keras
@@ -610,14 +610,19 @@ class TaggingTask(Task):
         """Return the encoder with one logit per token and label."""
         return TokenModel(config, len(self.labels), name=self.kind, dtype=dtype)
 
-    def begin_training(self, model: TokenModel) -> None:
+    def begin_training(self, model: TokenModel) -> Callable[[], None]:
         """Start labels that a converted head never predicts as the other label of their type."""
-        bio, bias_C = self.bio, model.head.bias.numpy()
-        if np.any(is_never_C := bias_C == NEVER):
-            other_C = np.where(bio.is_begin_C, bio.inside_C, bio.begin_Y[bio.type_C])
-            source_C = np.where(is_never_C, other_C, np.arange(len(bias_C)))
-            model.head.kernel.assign(model.head.kernel.numpy()[:, source_C])
-            model.head.bias.assign(bias_C[source_C])
+        bio, head = self.bio, model.head
+        kernel_HC, bias_C = head.kernel.numpy(), head.bias.numpy()
+        other_C = np.where(bio.is_begin_C, bio.inside_C, bio.begin_Y[bio.type_C])
+        source_C = np.where(bias_C == NEVER, other_C, np.arange(len(bias_C)))
+
+        def assign(columns_C):
+            head.kernel.assign(kernel_HC[:, columns_C])
+            head.bias.assign(bias_C[columns_C])
+
+        assign(source_C)
+        return lambda: assign(np.arange(len(bias_C)))
 
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Count words and entities that tokens cannot represent; warn if there is no entity."""

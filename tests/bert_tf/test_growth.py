@@ -103,6 +103,9 @@ def test_a_cased_model_keeps_case_and_accents(pretrained):
 def test_a_word_that_is_too_long_is_refused(pretrained):
     with pytest.raises(UserError, match="words: 'aaa.* of at most 100 characters"):
         growth.add_tokens(pretrained, ["a" * 201])
+    config = dataclasses.replace(pretrained.config, max_input_chars_per_word=200)
+    with pytest.raises(UserError, match="vocabulary of .* entries: "):  # 300 bytes of UTF-8.
+        growth.add_tokens(dataclasses.replace(pretrained, config=config), ["ж" * 150])
 
 
 def test_positions_repeat_from_the_first(pretrained):

@@ -74,7 +74,7 @@ def test_old_layouts_have_the_encoder_and_its_settings_in_a_directory(tmp_path, 
         encoder={
             "max_seq_length": 9,
             "do_lower_case": True,
-            "model_args": {"attn_implementation": "eager"},
+            "model_args": {"attn_implementation": "eager", "low_cpu_mem_usage": True},
         },
         model=None,
         names=OLD,

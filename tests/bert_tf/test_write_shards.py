@@ -352,11 +352,16 @@ def test_other_settings_are_rejected_before_the_text_is_read(
         writing.write_shards(settings_of(corpus, tmp_path / "shards", **changes))
 
 
-@pytest.mark.parametrize("runner", ["beam", "dask"])
-def test_a_missing_package_is_reported_with_the_flags(corpus, tmp_path, monkeypatch, runner):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+@pytest.mark.parametrize(
+    ("runner", "missing"),
+    [("beam", "apache_beam"), ("dask", "apache_beam"), ("dask", "distributed")],
+)
+def test_a_missing_package_is_reported_with_the_flags(
+    corpus, tmp_path, monkeypatch, runner, missing
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
     flags = {"runner": runner, "dask_address": "tcp://a:1" if runner == "dask" else None}
-    message = rf"--runner={runner}: apache_beam is not installed; .*'bert_tf\[{runner}\]'"
+    message = rf"--runner={runner}: {missing} is not installed; .*'bert_tf\[{runner}\]'"
     with pytest.raises(UserError, match=message):
         settings_of(corpus, tmp_path / "shards", **flags)
 

@@ -152,7 +152,7 @@ def contents(output_dir):
 def test_files_of_killed_exports_are_removed_unless_they_may_be_of_running_ones(
     tmp_path, without_tensorflow, monkeypatch, has_locks
 ):
-    names, lines = [f".writing-{number}" for number in (os.getpid(), os.getppid(), "notes")], []
+    names, lines = [f".writing-{number}" for number in (os.getpid(), os.getppid(), "7-notes")], []
     count = 2 if has_locks else 1
     if not has_locks:
         monkeypatch.setattr(ownership, "_lock", lambda *arguments: False)

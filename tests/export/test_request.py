@@ -311,7 +311,7 @@ def test_a_server_other_than_tf_serving_is_reported(stranger, addresses):
 def test_a_redirection_is_reported_with_its_address(stranger):
     address, pages = stranger
     pages["/v1/models/echo/metadata"] = 301, "text/html", b""
-    expected = f"is redirected; expected url=https://{address}/v1/models/echo$"
+    expected = f"/metadata is redirected to https://{address}/v1/models/echo/metadata; expected"
     with pytest.raises(UserError, match=expected):
         RestClient(f"http://{address}/v1/models/echo")
 

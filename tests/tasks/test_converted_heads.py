@@ -251,6 +251,9 @@ def test_labels_that_a_tagger_lacks_are_learned_from_the_other_of_their_type(
             model = TokenClassifier.from_pretrained(path, labels=["A", "B"])
             assert (model.network.head.bias.numpy() == heads.NEVER).sum() == 2
             model.compile(AdamW(1e-12))
+            with pytest.raises(TypeError):
+                model.fit(*rows, epochs=1, verbose=0, initial_epoch="1")
+            assert (model.network.head.bias.numpy() == heads.NEVER).sum() == 2
             model.fit(*rows, epochs=1, verbose=0)
         else:
             model = load_model(read_pretrained(path).save(tmp_path / "run").path)

@@ -518,8 +518,11 @@ def test_class_weights_of_the_model_apply_to_token_ids(directory, monkeypatch):
     ):
         model.fit(*arguments, **options)
         assert received.pop() == (ids.tolist(), expected.tolist(), None)
+    probabilities = np.eye(3, dtype=np.float32)[ids] * 0.9
+    model.fit(rows, probabilities)
+    assert received.pop() == (probabilities.tolist(), factors.tolist(), None)
     # Validation rows have their own weights alone.
-    for weights, expected in ((None, None), (twice, [2.0] * 5)):
+    for weights, expected in ((None, None), (twice, [2.0] * 5), (twice.tolist(), [2.0] * 5)):
         model.fit(rows, ids, sample_weight=weights, validation_split=0.5)
         y, of_rows, _ = received.pop()
         assert y == ids[:4].tolist() and len(of_rows) == 4
@@ -541,7 +544,7 @@ def test_what_needs_all_rows_is_refused_with_token_ids(directory, monkeypatch):
     for name, model in models.items():
         model.compile(AdamW(1e-3))
         for train in (model.fit, model.train_on_batch):
-            with pytest.raises(UserError, match=f"x: {name} needs all rows; expected strings in f"):
+            with pytest.raises(UserError, match=f"x: {name} .*; expected strings in fit"):
                 train(token_ids(model), np.array(IDS[: len(ROWS)]))
     monkeypatch.setattr(keras.Model, "fit", lambda model, *rows, **options: "trained")
     model = models["prior_bias"]

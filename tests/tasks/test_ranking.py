@@ -202,7 +202,8 @@ def test_missing_texts_take_no_place_of_others():
 
 
 def test_queries_that_measure_nothing_are_reported():
-    rows = Examples({"query": list("qrst")}, [[0, 0], [1, 1], [2], [2, 1]])
+    texts = [["a", "b"], ["a", "b"], ["a", ""], ["a", "b"]]
+    rows = Examples({"query": list("qrst"), "texts": texts}, [[0, 0], [1, 1], [2, 0], [2, 1]])
     assert TASK.label_warnings(types.SimpleNamespace(examples=rows)) == [
         "1 of 4 queries have no relevant text; they count as 0 in the metrics",
         "2 of 4 queries have only texts of equal relevance; any order of them counts as 1 in ndcg "

@@ -109,7 +109,7 @@ def _columns(task, file):
     if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
         given = PAIR_COLUMNS
     if len(given) == 2:
-        if task.get("pair_columns") and "loss" in task:  # Of a run.
+        if "pair_columns" in task and "loss" in task:  # Of a run.
             label = label or ((score or _SCORES[0]) if task["loss"] in SCORED else None)
         elif given != PAIR_COLUMNS and column is None:
             label = score

@@ -396,7 +396,7 @@ class SimilarityTask(TextTask):
                 f"{scores[0]} in every row"
             )
         for score in scores if self.loss == "cosine" else ():
-            if abs(score) > 1:
+            if abs(score) > 1 + 1e-4:  # Cosines are rounded.
                 raise UserError(
                     f"score {score}: expected a number from -1 to 1 with loss='cosine'; divide the "
                     "scores by their maximum, or use loss='cosent'"
