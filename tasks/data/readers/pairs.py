@@ -109,7 +109,8 @@ def _columns(task, file):
     if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
         given = PAIR_COLUMNS
     if len(given) == 2:
-        if "pair_columns" in task and "loss" in task:  # Of a run.
+        # The settings of a run have both.
+        if "loss" in task and "pair_columns" in task and (task["pair_columns"] or score):
             label = label or ((score or _SCORES[0]) if task["loss"] in SCORED else None)
         elif given != PAIR_COLUMNS and column is None:
             label = score

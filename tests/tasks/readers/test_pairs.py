@@ -104,3 +104,5 @@ def test_the_loss_of_a_run_says_whether_its_pairs_have_scores(write):
     assert read({**run, "loss": "cosine"}, scored) == [(["a", "b"], "0.5")]
     with pytest.raises(UserError, match=r"pairs\.csv:2: no column 'score'"):
         read({**run, "loss": "cosent"}, write("s1,s2\na,b\n", "pairs.csv"))
+    anchors, run = write("anchor,positive,score\na,b,0.5\n", "anchors.csv"), {"pair_columns": []}
+    assert read({**run, "loss": "contrastive"}, anchors) == [(["a", "b"], None)]
