@@ -27,6 +27,8 @@ TITLES = {
     "gpu": "Training",
     "data": "Text and shards",
     "start_up": "Start-up",
+    "learning": "Learning",
+    "scale": "Costs by size",
     "retrieval": "Search with MiniLM",
 }
 # Pattern of "table: workload, unit" that the page shows, by benchmark; of a further processor it

@@ -147,3 +147,11 @@ def test_values_are_summarized(report):
     results = importlib.import_module("results")
     found = results.summary([3, 1, 2.00004])
     assert found == {"repetitions": 3, "min": 1, "median": 2.0, "max": 3}
+
+
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "results").glob("*.json")), ids=str)
+def test_results_of_all_benchmarks_are_printed(report, path, tmp_path, monkeypatch, capsys):
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(sys, "argv", ["report.py", f"--print={tmp_path}"])
+    report.main()
+    assert report.TITLES[json.loads(path.read_text())["benchmark"]] in capsys.readouterr().out
