@@ -110,11 +110,15 @@ def _pretrain(settings, log, strategy):
     }
     if run:
         recorded = {"masks": record["masks"], **run.train}  # Older runs have no masks.
-        if any(recorded.get(name) != now for name, now in record.items()):
-            raise UserError(
-                f"--shards, --eval_shards: differ from those {run.path} was started with; restore "
-                "them or name a new --output_dir"
-            )
+        columns = (
+            zip(values["data"], values["masks"], strict=True) for values in (recorded, record)
+        )
+        for directory, was, now in zip(directories, *columns, strict=True):
+            if was != now:
+                raise UserError(
+                    f"{directory}: differs from the shards {run.path} was started with; restore "
+                    "them or name a new --output_dir"
+                )
     source, vocabulary, config, phases, held_out = _inputs(settings, run)
     verified, before = {}, _read_verified(settings.output_dir)
     for manifest in manifests:

@@ -70,6 +70,10 @@ def check_same_settings(
                 "bert_tf does not have; update bert_tf, or name a new --output_dir"
             )
         raise UserError(
-            f"--{name}: was {was!r} when {directory} was created, is now {value!r}; pass the old "
-            "value to resume, or a new --output_dir"
+            f"--{name}: was {_as_flag(was)} when {directory} was created, is now "
+            f"{_as_flag(value)}; pass the old value to resume, or a new --output_dir"
         )
+
+
+def _as_flag(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else repr(value)

@@ -139,6 +139,8 @@ def test_flags_of_other_versions_are_compared_by_their_defaults():
     )
     with pytest.raises(UserError, match="--num_shards: was 64 when DIR was created, is now 65"):
         format_versions.check_same_settings("DIR", {}, {"num_shards": 65}, defaults)
+    with pytest.raises(UserError, match="--input: was a,b when DIR was created, is now a,c; pass"):
+        format_versions.check_same_settings("DIR", {"input": ["a", "b"]}, {"input": ("a", "c")}, {})
     with pytest.raises(UserError, match="DIR: was created with --newer=2, which this version"):
         format_versions.check_same_settings("DIR", {"newer": 2}, {}, defaults)
 
