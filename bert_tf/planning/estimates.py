@@ -135,7 +135,8 @@ class ServingEstimate:
 
 def estimate(training: Training) -> PretrainingEstimate:
     """Estimate the cost of a pretraining."""
-    sizes, device = training.sizes, training.device
+    device = training.device
+    sizes = dataclasses.replace(training.sizes, is_compiled=device.is_accelerator)
     per_replica = training.global_batch_size / training.devices
     accumulation_steps = math.ceil(per_replica / sizes.examples)
     at_once, in_parts = (
@@ -247,6 +248,7 @@ def _sizes(plan, samples):
         longest=longest,
         frozen_layers=plan.frozen_layers,
         accumulates=plan.accumulation_steps > 1,
+        is_compiled=plan.device.is_accelerator,
     )
 
 

@@ -2,7 +2,9 @@
 
 The counts follow what the train step keeps, as TensorFlow's profiler lists the tensors of a step at
 its peak: inputs of GELU, queries, keys and values, inputs of LayerNorm, and the gradient of the
-logits. benchmarks/scale.py compares the estimates with the memory of processes.
+logits. A step that XLA compiles as one program also keeps the outputs of GELU and of attention, and
+what dropout leaves of the probabilities, as the peaks of benchmarks/gpu.py show.
+benchmarks/scale.py compares the estimates with the memory of processes.
 
 Shape suffixes in comments: T tokens, H hidden size, F feed-forward size, N heads, L sequence
 length, R masked positions, V vocabulary size.
@@ -39,6 +41,7 @@ class StepSizes:
     # trained.
     frozen_layers: int | None = None
     accumulates: bool = False  # Whether the gradients of several forward passes are summed.
+    is_compiled: bool = False  # Whether XLA compiles the step as one program, as on GPUs.
 
     @property
     def attention_length(self) -> float:
@@ -91,10 +94,19 @@ def step_memory(sizes: StepSizes) -> dict[str, int]:
     parameters = count_parameters(config, bool(sizes.predictions))
     trained = sizes.trained_parameters
     table = config.vocab_size * hidden * _FLOAT32
-    pairs = round(sizes.examples * sizes.attention_length**2)
-    probabilities = pairs * config.num_attention_heads * width
+    scores = round(sizes.examples * sizes.attention_length**2) * config.num_attention_heads
+    probabilities = scores * width
     # Q, K, V and the inputs of both LayerNorms: T x H each; input of GELU: T x F.
     layer = tokens * (5 * hidden + inner) * width
+    if sizes.is_compiled:
+        # Context and output of attention: T x H each; output of GELU: T x F.
+        layer += tokens * (2 * hidden + inner) * width
+        if config.attention_probs_dropout_prob:
+            layer += probabilities + scores  # The mask has a byte per score.
+        elif width < _FLOAT32:
+            probabilities = 0  # Fused attention stores none.
+        else:
+            layer += probabilities
     if sizes.gradient_checkpointing:
         activations = sizes.trained_layers * tokens * hidden * width + layer
     else:

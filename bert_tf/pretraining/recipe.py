@@ -167,7 +167,8 @@ def _pretrain(settings, log, strategy):
         log(line)
     if chief:
         files.atomic_write_text(run.file(VERIFIED_SHARDS), json.dumps(verified, indent=0) + "\n")
-    for line in _plan(settings, config, model, phases, replicas, run.train.get("origin")):
+    origin = run.train.get("origin")
+    for line in _plan(settings, config, model, phases, replicas, is_compiled, origin):
         log(line)
     log(compilation.describe(settings.precision, is_compiled))
 
@@ -424,7 +425,7 @@ def _origin(source):
     return source.origin + rest
 
 
-def _plan(settings, config, model, phases, replicas, origin):
+def _plan(settings, config, model, phases, replicas, is_compiled, origin):
     """Yield lines that describe model, phases and memory before training starts."""
     count = model.count_params()
     case = "uncased" if config.do_lower_case else "cased"
@@ -441,7 +442,8 @@ def _plan(settings, config, model, phases, replicas, origin):
         first_step = last_step
     yield from warmup_warning(settings)
     manifests = [data.manifest for data in phases]
-    peak = step_memory(_step_sizes(settings, config, manifests, replicas))["peak"]
+    sizes = _step_sizes(settings, config, manifests, replicas)
+    peak = step_memory(dataclasses.replace(sizes, is_compiled=is_compiled))["peak"]
     yield f"about {peak / 1e9:.1f} GB per replica, excluding TensorFlow itself"
 
 

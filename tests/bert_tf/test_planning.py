@@ -86,6 +86,20 @@ MEASURED = {
     (24, 1024, 2, 128, "float32", False): 6818,
 }
 
+# Peak memory in GB of a compiled step in bfloat16 on an NVIDIA H200 (benchmarks/gpu.py): model,
+# examples, tokens, masked positions (none in fine-tuning), attention dropout.
+MEASURED_ON_GPU = {
+    ("base", 256, 128, 20, 0.1): 13.89,
+    ("base", 256, 128, 20, 0.0): 12.08,
+    ("base", 64, 512, 80, 0.1): 19.57,
+    ("base", 64, 512, 80, 0.0): 12.08,
+    ("large", 128, 128, 20, 0.1): 20.50,
+    ("large", 128, 128, 20, 0.0): 18.10,
+    ("large", 32, 512, 80, 0.0): 18.10,
+    ("base", 32, 128, 0, 0.1): 2.932,
+    ("base", 32, 128, 0, 0.0): 2.888,
+}
+
 
 def sizes_of(layers, hidden, examples, length, precision, recompute):
     config = BertConfig(
@@ -141,6 +155,31 @@ def test_memory_is_near_the_measured_peak(point):
     sizes = sizes_of(*point)
     estimated = (step_memory(sizes)["peak"] + process_memory(sizes.config)) / 1e6
     assert estimated == pytest.approx(MEASURED[point], rel=0.1)
+
+
+@pytest.mark.parametrize("point", MEASURED_ON_GPU, ids=str)
+def test_memory_is_near_the_measured_peak_of_a_gpu(point):
+    size, examples, length, predictions, attention_dropout = point
+    layers, hidden = {"base": (12, 768), "large": (24, 1024)}[size]
+    sizes = sizes_of(layers, hidden, examples, length, "bfloat16", False)
+    config = dataclasses.replace(sizes.config, attention_probs_dropout_prob=attention_dropout)
+    sizes = dataclasses.replace(sizes, config=config, predictions=predictions, is_compiled=True)
+    assert step_memory(sizes)["peak"] / 1e9 == pytest.approx(MEASURED_ON_GPU[point], rel=0.1)
+
+
+def test_a_compiled_step_keeps_more_of_a_layer():
+    def activations(dropout, precision="bfloat16", **step):
+        config = dataclasses.replace(TINY, attention_probs_dropout_prob=dropout)
+        return step_memory(StepSizes(config, 2, 4, 1, precision, **step))["activations"]
+
+    without = activations(0.0)
+    scores = 2 * 4 * 4 * TINY.num_attention_heads
+    more = 3 * 2 * 4 * (2 * TINY.hidden_size + TINY.intermediate_size) * 2
+    assert activations(0.1) == without
+    assert activations(0.0, is_compiled=True) == without + more
+    assert activations(0.1, is_compiled=True) == without + more + 3 * 3 * scores
+    float32 = activations(0.1, "float32", is_compiled=True) - activations(0.1, "float32")
+    assert float32 == 2 * more + 3 * 5 * scores
 
 
 @pytest.mark.parametrize(("device", "precision", "length", "published"), PUBLISHED)
@@ -247,7 +286,10 @@ def test_finetuning_by_hand():
     assert result.memory["TensorFlow Text and scikit-learn"] == IMPORTS_BYTES
     accelerator = dataclasses.replace(DEVICE, is_accelerator=True)
     on_accelerator = estimate_finetuning(finetuning(device=accelerator)).memory
-    assert result.memory["peak"] - on_accelerator["peak"] == tensors + IMPORTS_BYTES
+    on_processor = step_memory(StepSizes(TINY, 4, 32 / 4, 0, longest=16))["peak"]
+    assert result.memory["peak"] == on_processor + tensors + IMPORTS_BYTES
+    sizes = StepSizes(TINY, 4, 32 / 4, 0, longest=16, is_compiled=True)
+    assert on_accelerator == step_memory(sizes)
     assert "3 of 4 samples" in "\n".join(finetuning_lines(finetuning(), result))
 
 
