@@ -93,8 +93,9 @@ class PretrainSettings:
         check_bounds(self)
         # A single phase may use --num_train_steps instead.
         if len(self.phase_steps or self.shards[:1]) != len(self.shards):
+            given = ",".join(self.phase_steps) or "none"
             raise UserError(
-                f"--phase_steps={','.join(self.phase_steps)}: expected an integer per directory of "
+                f"--phase_steps: received {given}, expected the steps of each directory of "
                 f"--shards={','.join(self.shards)}"
             )
         for steps in self.phase_steps:

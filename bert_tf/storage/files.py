@@ -340,6 +340,18 @@ def sha256(path: str | os.PathLike) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
+def check_is_file(path: str | os.PathLike, location: str) -> None:
+    """Raise UserError, which names `location`, unless a local path is a regular file."""
+    if os.path.isfile(path):
+        return
+    found = "no such file"
+    if os.path.isdir(path):
+        found = "expected a file, received a directory"
+    elif os.path.exists(path):  # A file may be read several times.
+        found = "expected a file, received a pipe or a device; write its content to a file"
+    raise UserError(f"{location}: {found}")
+
+
 def is_remote(path: str | os.PathLike) -> bool:
     """Return True for paths that only TensorFlow can access, such as gs://bucket/file."""
     return "://" in str(path)

@@ -32,8 +32,7 @@ def check_published(flag: str, path: str) -> None:
 def check_local_file(flag: str, path: str) -> None:
     """Raise `UserError` unless the path of a flag is an existing local file."""
     check_local(flag, path)
-    if not os.path.isfile(path):
-        raise UserError(f"--{flag}={path}: no such file")
+    files.check_is_file(path, f"--{flag}={path}")
 
 
 def check_output(path: str, inputs: Iterable[str], overwrite: bool = False) -> None:

@@ -10,6 +10,7 @@ from bert_tf.learn_vocab import LearnVocabSettings
 from bert_tf.storage import files, paths
 from export.export_saved_model import ExportSettings
 from export.request import RequestSettings
+from tasks.data.readers import rows
 from tasks.evaluate import EvaluateSettings
 from tasks.extract import ExtractSettings
 from tasks.finetuning.settings import FinetuneSettings
@@ -140,3 +141,15 @@ def test_versions_are_not_exported_into_the_run_itself(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(UserError, match="is the run directory; choose another directory"):
         ExportSettings(run=str(tmp_path / "run"), output_dir=str(tmp_path / "run" / "." / ""))
+
+
+@pytest.mark.parametrize("check", ["flag", "rows"])
+def test_what_is_no_file_is_named(tmp_path, check):
+    def refuses(path, found):
+        with pytest.raises(UserError, match=f"{path}: {found}"):
+            paths.check_local_file("dev", str(path)) if check == "flag" else rows.data_file(path)
+
+    refuses(tmp_path / "absent.csv", "no such file$")
+    refuses(tmp_path, "expected a file, received a directory$")
+    os.mkfifo(tmp_path / "pipe.csv")
+    refuses(tmp_path / "pipe.csv", "expected a file, received a pipe or a device; write its")

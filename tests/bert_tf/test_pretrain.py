@@ -370,7 +370,10 @@ def test_a_run_can_be_on_a_file_system_of_tensorflow(directories, tmp_path, monk
     [
         ({"config": None}, "--model_size, --config, --init_from: expected exactly one"),
         ({"model_size": "tiny"}, "--model_size, --config, --init_from: expected exactly one"),
-        ({"phase_steps": ("1", "2")}, "--phase_steps=1,2: expected an integer per directory of"),
+        (
+            {"phase_steps": ("1", "2")},
+            "--phase_steps: received 1,2, expected the steps of each",
+        ),
         ({"eval_every": 5}, "--eval_every=5: expected --eval_shards as well"),
         ({"eval_batches": 5}, "--eval_batches=5: expected --eval_shards as well"),
         ({"phase_steps": ("x",)}, "--phase_steps=x: expected integers >= 1"),

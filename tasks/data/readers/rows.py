@@ -170,8 +170,7 @@ def data_file(source: Source, suffixes: Collection[str] | None = None) -> DataFi
         if files.is_remote(source):
             raise UserError(f"{source}: expected a local file; copy it to this machine")
         source = DataFile(source)
-        if not source.path.is_file():
-            raise UserError(f"{source}: no such file")
+        files.check_is_file(source.path, str(source))
         if _surrogate_at(str(source)) is not None:  # Runs and manifests record the path.
             raise UserError(f"{str(source)!r:.200}: expected a path in UTF-8; rename it")
     if suffixes and source.suffix not in suffixes:
