@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.model.random_bits import GAMMA, mix, random_int63
+from bert_tf.model.fused_kernels import GAMMA, mix
 from bert_tf.text.vocabulary import SPECIALS, UNUSED, Vocabulary
 
 _ACTIONS, _OTHERS = np.uint64(0x5851F42D4C957F2D), np.uint64(0x14057B7EF767814F)
@@ -179,3 +179,18 @@ def keys(
     key = mix(tf.cast(seed, tf.uint64) * GAMMA)
     key = mix(key ^ (tf.cast(stream, tf.uint64) + 1) * GAMMA)
     return mix(key ^ (tf.cast(numbers_B, tf.uint64) + 1) * GAMMA)
+
+
+def random_int63(keys_B: tf.Tensor, count: tf.Tensor | int) -> tf.Tensor:
+    """Draw uniform integers in [0, 2**63), the output of SplitMix64 without its lowest bit.
+
+    Args:
+        keys_B: uint64 seed per row.
+        count: Numbers per row.
+
+    Returns:
+        int64 `(B, count)`.
+    """
+    steps = tf.cast(tf.range(1, count + 1), tf.uint64) * GAMMA
+    mixed = mix(keys_B[:, tf.newaxis] + steps)
+    return tf.cast(tf.bitwise.right_shift(mixed, np.uint64(1)), tf.int64)

@@ -10,8 +10,9 @@ shapes small (bert_tf.model.bucketing), and models narrower than any published o
 
 Each kernel is called with the width as an additional first argument, see `fused_op`.
 
-Dropout masks are a hash of (seed, index). The backward pass recomputes them, so they are never
-stored. `seed` is an int64 pair.
+Dropout masks are a hash of (seed, index), by SplitMix64 (Steele et al. 2014): they depend neither
+on TensorFlow's random generators nor on the order of operations. The backward pass recomputes them,
+so they are never stored. `seed` is an int64 pair.
 """
 
 import functools
@@ -21,8 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.model.random_bits import GAMMA, mix, xor_shift
-
+GAMMA = np.uint64(0x9E3779B97F4A7C15)  # Step between the states: 2**64 / golden ratio, odd.
 _SQRT_HALF, _DENSITY_AT_0 = 0.7071067811865476, 0.3989422804014327  # 1/sqrt(2), 1/sqrt(2 pi).
 _SQRT_2_OVER_PI, _CUBIC = 0.7978845608028654, 0.044715  # sqrt(2/pi); tanh form.
 
@@ -65,6 +65,21 @@ def fused_op(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*tensors)
 
     return call
+
+
+def mix(values: tf.Tensor) -> tf.Tensor:
+    """Apply the finalizer of SplitMix64, a bijection of uint64.
+
+    Each bit of the input flips each bit of the result half of the time.
+    """
+    values = xor_shift(values, 30) * np.uint64(0xBF58476D1CE4E5B9)
+    values = xor_shift(values, 27) * np.uint64(0x94D049BB133111EB)
+    return xor_shift(values, 31)
+
+
+def xor_shift(values: tf.Tensor, bits: int) -> tf.Tensor:
+    """Return values ^ (values >> bits) of unsigned integers; for bits > 0 it is a bijection."""
+    return values ^ tf.bitwise.right_shift(values, tf.constant(bits, values.dtype))
 
 
 def dropout_mask(shape: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:

@@ -6,8 +6,8 @@ outputs of GELU, attention scores and contexts, and outputs of LayerNorm that on
 Each dropout of a step has its own `dropout_id`, which is added to the second number of the seed, an
 int64 pair.
 
-Inference does not use this module: TensorFlow fuses its operations by itself, and other runtimes
-have to be able to run them.
+Inference uses none of these operations: TensorFlow fuses its own by itself, and other runtimes have
+to be able to run them.
 """
 
 import functools
@@ -15,14 +15,19 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from bert_tf.model import fused_attention
 from bert_tf.model import fused_kernels as kernels
 from bert_tf.model.custom_gradient import custom_gradient
-from bert_tf.model.inference_norm import is_compiled
 
 # Computes a tensor again in the backward pass.
 Recompute = Callable[[], tf.Tensor]
+
+
+def is_compiled() -> bool:
+    """Return True if XLA compiles the current graph as a whole (jit_compile or a TPU)."""
+    return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None, dropout_id: int) -> tf.Tensor:

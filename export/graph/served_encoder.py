@@ -29,7 +29,7 @@ from tensorflow.python.framework import kernels
 
 from bert_tf.model.bucketing import SHORT_TOKENS
 from bert_tf.model.encoder import Encoder
-from bert_tf.model.inference_norm import FEW_NUMBERS, norm_by_moments
+from bert_tf.model.layers import FEW_NUMBERS, norm_by_moments
 from bert_tf.model.layout import MASKED_SCORE, FlatLayout, with_defaults
 
 # TensorFlow keeps the packed weights of the first call. In float32 oneDNN wants another form for

@@ -308,8 +308,7 @@ def test_under_bfloat16_statistics_and_softmax_are_float32(config, inputs_BL):
 @pytest.mark.parametrize("epsilon", [1e-12, 0.05])
 def test_layer_norm_equals_numpy_in_a_graph(epsilon, seed, num_rows):
     """Check the epsilon of the fused kernel that TensorFlow substitutes for many rows."""
-    from bert_tf.model.inference_norm import FEW_NUMBERS
-    from bert_tf.model.layers import LayerNorm
+    from bert_tf.model.layers import FEW_NUMBERS, LayerNorm
 
     assert 40 * 64 < FEW_NUMBERS < 1100 * 64  # Both formulas of LayerNorm are checked.
 

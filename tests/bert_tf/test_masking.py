@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from bert_tf import Tokenizer, Vocabulary
 from bert_tf.data.instances import make_instances, to_examples, tokenize_documents
-from bert_tf.data.masking import MaskGenerator, keys
-from bert_tf.model.random_bits import random_int63
+from bert_tf.data.masking import MaskGenerator, keys, random_int63
 from tests.google_instances import masked_positions
 
 PAD, UNK, CLS, SEP, MASK = range(5)

@@ -11,7 +11,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import export
 from bert_tf import UserError
-from bert_tf.model.inference_norm import _norm_as_one_kernel
+from bert_tf.model.layers import _norm_as_one_kernel
 from export.export_saved_model import ExportSettings
 from export.graph import placement
 from export.graph.saved_model import PortableEncoder, served_pipeline, write_saved_model

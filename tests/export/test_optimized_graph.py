@@ -168,9 +168,9 @@ def test_the_tanh_gelu_is_fused(tmp_path, config, vocabulary):
 @pytest.mark.slow
 def test_unfused_layer_norm_is_detected(tmp_path, config, vocabulary, monkeypatch):
     """Compute LayerNorm by moments, which is not fused, as a negative control of the counts."""
-    from bert_tf.model import inference_norm
+    from bert_tf.model import layers
 
-    monkeypatch.setattr(inference_norm, "_norm_as_one_kernel", inference_norm.norm_by_moments)
+    monkeypatch.setattr(layers, "_norm_as_one_kernel", layers.norm_by_moments)
     path = write_model(tmp_path, config, vocabulary, portable=True)
     operations = {operation for operation, _ in kernels(path, "serving_default", MANY_TEXTS)}
     assert "_MklLayerNorm" not in operations and "Rsqrt" in operations
