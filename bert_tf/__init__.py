@@ -23,7 +23,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "Vocabulary": "bert_tf.text.vocabulary",
         "WarmupLinearDecay": "bert_tf.train.optimizer",
         "WeightedMean": "bert_tf.train.losses",
-        "pack": "bert_tf.text.packing",
+        "pack": "bert_tf.text.encoder_inputs",
         "read_pretrained": "bert_tf.weights.sources",
         "to_flat": "bert_tf.text.encoder_inputs",
         "to_padded": "bert_tf.text.encoder_inputs",

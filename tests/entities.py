@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf import Vocabulary
-from bert_tf.text.packing import Packed
+from bert_tf.text.encoder_inputs import Packed
 from tasks.data.windows import Windows
 from tasks.types.tagging import (
     NO_LABEL,

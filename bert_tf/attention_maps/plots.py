@@ -17,10 +17,8 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.system.plotting import to_png
-from bert_tf.text.encoder_inputs import to_padded
-from bert_tf.text.masked_text import tokenize_masked
-from bert_tf.text.packing import pack
-from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.text.encoder_inputs import pack, to_padded
+from bert_tf.text.tokenizer import Tokenizer, tokenize_masked
 from bert_tf.weights.pretrained_encoder import Encoder
 from bert_tf.weights.sources import PretrainedWeights
 

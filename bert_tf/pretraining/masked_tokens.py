@@ -10,10 +10,8 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.pretraining.model import PretrainingModel
-from bert_tf.text.encoder_inputs import to_padded
-from bert_tf.text.masked_text import MASK, tokenize_masked
-from bert_tf.text.packing import pack
-from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.text.encoder_inputs import pack, to_padded
+from bert_tf.text.tokenizer import MASK, Tokenizer, tokenize_masked
 from bert_tf.weights.sources import PretrainedWeights
 
 

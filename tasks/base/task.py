@@ -602,7 +602,7 @@ class TextTask(Task):
         text_columns: One or two columns of text.
         label_column: Column of the label.
         unescape_html: Whether to convert HTML entities in texts.
-        truncation: "head", "tail" or "head_tail" (`bert_tf.text.packing.pack`).
+        truncation: "head", "tail" or "head_tail" (`bert_tf.text.encoder_inputs.pack`).
     """
 
     file_format: str = "rows"

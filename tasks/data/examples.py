@@ -14,8 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.model.layout import to_dense_like
-from bert_tf.text.encoder_inputs import PackedShape, to_packed
-from bert_tf.text.packing import Packed
+from bert_tf.text.encoder_inputs import Packed, PackedShape, to_packed
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.data.windows import Windows, concat
 

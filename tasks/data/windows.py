@@ -16,8 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.text.excerpts import tokenize_ends
-from bert_tf.text.packing import (
+from bert_tf.text.encoder_inputs import (
     Packed,
     Ranges,
     gather_ranges,
@@ -26,7 +25,7 @@ from bert_tf.text.packing import (
     range_indices,
     token_budget,
 )
-from bert_tf.text.tokenizer import Tokens, map_tokens
+from bert_tf.text.tokenizer import Tokens, map_tokens, tokenize_ends
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.data.readers.rows import MAX_CHOICES
 
@@ -103,7 +102,7 @@ def pack_texts(
         tokenize: Method of `Tokenizer`.
         vocabulary: Vocabulary of the ids.
         max_seq_length: Maximum tokens per sequence.
-        truncation: "head", "tail" or "head_tail" (`bert_tf.text.packing.pack`).
+        truncation: "head", "tail" or "head_tail" (`bert_tf.text.encoder_inputs.pack`).
     """
     budget = token_budget(len(texts), max_seq_length)
     # Only the ends that truncation may keep are tokenized; `pack` truncates pairs together.

@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from bert_tf.model.bucketing import TOKENS_PER_CHUNK
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.encoder_inputs import PackedShape, one_sequence, to_flat, to_packed
-from bert_tf.text.excerpts import MAX_BYTES
-from bert_tf.text.packing import Packed
+from bert_tf.text.encoder_inputs import Packed, PackedShape, one_sequence, to_flat, to_packed
+from bert_tf.text.tokenizer import MAX_BYTES
 from bert_tf.text.vocabulary import Vocabulary
 
 # A chunk of up to this many tokens gets no padding. In BERT-base a new number of tokens takes 1 to

@@ -21,10 +21,8 @@ import tensorflow_text  # noqa: F401  Registers the operations of published toke
 from bert_tf.errors import UserError
 from bert_tf.runs.checkpoints import load_saved_model
 from bert_tf.system.processes import FirstCalls
-from bert_tf.text.encoder_inputs import to_padded
-from bert_tf.text.excerpts import truncate_utf8
-from bert_tf.text.packing import Packed
-from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.text.encoder_inputs import Packed, to_padded
+from bert_tf.text.tokenizer import Tokenizer, truncate_utf8
 from bert_tf.train.compilation import compile_with_weights
 from tasks.base.task import OutputSpec, SignatureSpec, Task, task_from_dict
 from tasks.data.examples import Examples, Tensors
@@ -56,7 +54,7 @@ ROWS_PER_CALL = 1024  # Bounds memory.
 class Pipeline(tf.Module):
     """A task's tokenizer and model, combined; its methods map tensors to tensors.
 
-    Of each string only the first MAX_BYTES (bert_tf.text.excerpts) are read.
+    Of each string only the first MAX_BYTES (bert_tf.text.tokenizer) are read.
 
     Args:
         task: The task.

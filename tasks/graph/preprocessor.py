@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.text.encoder_inputs import to_padded
-from bert_tf.text.excerpts import truncate_utf8
 from bert_tf.text.normalizer import MAX_INPUT_CHARS_PER_WORD
-from bert_tf.text.tokenizer import Tokenizer
+from bert_tf.text.tokenizer import Tokenizer, truncate_utf8
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.base.task import task_from_dict
 

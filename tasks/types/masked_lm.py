@@ -17,7 +17,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.pretraining.masked_tokens import Candidates, check_head, fill_masks
 from bert_tf.pretraining.model import LOSSES, PretrainingModel
-from bert_tf.text.masked_text import MASK, tokenize_masked
+from bert_tf.text.tokenizer import MASK, tokenize_masked
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
 from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize, described, top2_gap

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
-from bert_tf.text.excerpts import tokenize_ends
+from bert_tf.text.tokenizer import tokenize_ends
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import half_softmax_cross_entropy, half_softmax_divergence
 from tasks.base.plots import Plot, draw_bars

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from bert_tf.text.excerpts import MAX_BYTES, truncate_utf8
+from bert_tf.text.tokenizer import MAX_BYTES, truncate_utf8
 
 
 def cut(texts, most):

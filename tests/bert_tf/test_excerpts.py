@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer, Vocabulary
-from bert_tf.text import excerpts, unicode_tables
-from bert_tf.text.masked_text import tokenize_masked
-from bert_tf.text.packing import pack
-from bert_tf.text.tokenizer import Tokens
+from bert_tf.text import tokenizer as tokenizer_module
+from bert_tf.text import unicode_tables
+from bert_tf.text.encoder_inputs import pack
+from bert_tf.text.tokenizer import Tokens, tokenize_masked
 from tests.conftest import WORDS
 
 LETTERS = [*map(chr, range(97, 123)), *"\u0301\u03c3\uac00\u0131\u4e2d"]
@@ -64,12 +64,12 @@ def tokenizer(request):
 
 def assert_same_ends(tokenize, texts, monkeypatch, max_tokens=6, reach=24):
     """Compare each mode, with small steps and a small reach so that every branch is taken."""
-    monkeypatch.setattr(excerpts, "BYTES_PER_TOKEN", 2)
-    monkeypatch.setattr(excerpts, "REACH", reach)
+    monkeypatch.setattr(tokenizer_module, "BYTES_PER_TOKEN", 2)
+    monkeypatch.setattr(tokenizer_module, "REACH", reach)
     traced = tf.function(
         lambda texts: [
             tokenize(texts),
-            *(excerpts.tokenize_ends(tokenize, texts, max_tokens, mode) for mode in MODES),
+            *(tokenizer_module.tokenize_ends(tokenize, texts, max_tokens, mode) for mode in MODES),
         ],
         input_signature=[tf.TensorSpec([None], tf.string)],
         autograph=False,
@@ -127,10 +127,10 @@ def test_texts_are_tokenized_again_only_if_a_long_one_has_too_few_tokens():
         return Tokens(words.with_values(tf.ones_like(words.flat_values, tf.int32)))
 
     texts = tf.constant(["a b", "ab " * 400, " " * 900 + "ab " * 400])
-    excerpts.tokenize_ends(tokenize, texts[:1], 10)
+    tokenizer_module.tokenize_ends(tokenize, texts[:1], 10)
     assert seen == [[3]]
     seen.clear()
-    tokens = excerpts.tokenize_ends(tokenize, texts, 10)
+    tokens = tokenizer_module.tokenize_ends(tokenize, texts, 10)
     # For one text 160 bytes suffice; of the other, 640 are too few, and 2,560 exceed its length.
     assert seen == [[3, 158, 160], [3, 158, 640], [3, 158, 2100]]
     assert tokens.ids.row_lengths().numpy().tolist()[::2] == [2, 400]
@@ -146,7 +146,7 @@ def test_the_loop_in_a_graph_reads_as_much_as_without_a_graph(mode, with_offsets
         return Tokens(lengths, lengths - 1, lengths) if with_offsets else Tokens(lengths)
 
     def read(texts):
-        return excerpts.tokenize_ends(tokenize, texts, 10, mode)
+        return tokenizer_module.tokenize_ends(tokenize, texts, 10, mode)
 
     texts = tf.constant(["a b", "ab " * 400, " " * 900 + "abc " * 400 + " " * 900, ""])
     traced = tf.function(read, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False)
@@ -166,8 +166,8 @@ def test_characters_that_allow_a_cut_separate_words_and_are_not_transparent(lowe
     tables = unicode_tables.load(lower, strip)
     kinds = unicode_tables.expand(tables.index, tables.pages) & (1 << unicode_tables.KIND_BITS) - 1
     cases = unicode_tables.expand(tables.case_index, tables.case_pages)
-    first, last = (ord(bytes([lead, 0x80, 0x80]).decode()) for lead in excerpts.IDEOGRAPHS)
-    codes = [*excerpts.CUT_BEFORE, *range(first, last + 0x1000)]
+    first, last = (ord(bytes([lead, 0x80, 0x80]).decode()) for lead in tokenizer_module.IDEOGRAPHS)
+    codes = [*tokenizer_module.CUT_BEFORE, *range(first, last + 0x1000)]
     assert (first, codes[-1]) == (0x5000, 0x9FFF)
     assert set(kinds[codes]) <= {unicode_tables.SPACE, unicode_tables.ALONE}
     assert set(cases[codes]) == {unicode_tables.UNCASED}

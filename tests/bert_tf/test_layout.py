@@ -10,8 +10,7 @@ import tensorflow as tf
 from bert_tf import AdamW
 from bert_tf.model.bucketing import BUCKET_SIZES, round_up_to_bucket
 from bert_tf.model.layout import FlatLayout
-from bert_tf.text.encoder_inputs import to_flat, to_padded
-from bert_tf.text.packing import Packed
+from bert_tf.text.encoder_inputs import Packed, to_flat, to_padded
 from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
 from tasks.data.examples import EncodedExamples, Examples

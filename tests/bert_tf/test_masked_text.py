@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer
-from bert_tf.text.masked_text import tokenize_masked
+from bert_tf.text.tokenizer import tokenize_masked
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,14 @@ from bert_tf import AdamW
 from bert_tf.data.batches import flatten_examples, pack_examples
 from bert_tf.model.layout import by_sequence, count_tokens, to_dense_like
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
-from bert_tf.text.encoder_inputs import PackedShape, assign_rows, to_flat, to_packed, to_padded
-from bert_tf.text.packing import Packed
+from bert_tf.text.encoder_inputs import (
+    Packed,
+    PackedShape,
+    assign_rows,
+    to_flat,
+    to_packed,
+    to_padded,
+)
 from bert_tf.train import compilation
 from bert_tf.train import step as step_module
 from bert_tf.train.distribution import distribute, make_strategy, resolve_precision

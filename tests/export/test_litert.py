@@ -12,8 +12,7 @@ import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
 
 from bert_tf import UserError
-from bert_tf.text.encoder_inputs import flat_to_padded, to_flat, to_padded
-from bert_tf.text.packing import pack
+from bert_tf.text.encoder_inputs import flat_to_padded, pack, to_flat, to_padded
 from export import LiteRTClient, LocalClient, publish, request, write_litert
 from export.export_litert import ExportLiteRTSettings
 from export.litert import writer

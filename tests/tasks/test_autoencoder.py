@@ -9,8 +9,7 @@ import tensorflow as tf
 from sklearn.decomposition import PCA
 
 from bert_tf import AdamW
-from bert_tf.text.encoder_inputs import to_flat, to_padded
-from bert_tf.text.packing import pack
+from bert_tf.text.encoder_inputs import pack, to_flat, to_padded
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
 from tasks.data.examples import EncodedExamples, Examples

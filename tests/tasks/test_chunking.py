@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf.model.layout import MASKED_SCORE
-from bert_tf.text.packing import Packed
+from bert_tf.text.encoder_inputs import Packed
 from tasks.graph import chunking
 
 

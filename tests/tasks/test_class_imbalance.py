@@ -11,8 +11,7 @@ import sklearn.utils.class_weight
 import tensorflow as tf
 
 from bert_tf import UserError
-from bert_tf.text.encoder_inputs import to_flat
-from bert_tf.text.packing import Packed
+from bert_tf.text.encoder_inputs import Packed, to_flat
 from bert_tf.train import losses
 from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import Tokenizer
-from bert_tf.text.packing import Packed
+from bert_tf.text.encoder_inputs import Packed
 from tasks.data.windows import Windows
 from tasks.types.tagging import (
     entities,

@@ -20,8 +20,7 @@ from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.model.bucketing import TOKENS_PER_CHUNK
 from bert_tf.text.encoder_inputs import to_padded
-from bert_tf.text.excerpts import truncate_utf8
-from bert_tf.text.tokenizer import Tokens
+from bert_tf.text.tokenizer import Tokens, truncate_utf8
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import BatchLoss
 from bert_tf.weights import sources
