@@ -61,7 +61,7 @@ def _without(excluded, variables):
     return [variable for variable in variables if id(variable) not in excluded_ids]
 
 
-class _Model(EncoderModel):
+class HeadModel(EncoderModel):
     """Encoder and a dense layer "classifier"; subclasses define `call`, from inputs to outputs.
 
     Args:
@@ -112,7 +112,7 @@ class _Model(EncoderModel):
         return by_sequence(self.scores(sequence, seed), inputs)
 
 
-class SequenceClassifier(_Model):
+class SequenceClassifier(HeadModel):
     """Classifier or regressor of a text or pair; `output` is the name of its output.
 
     `activation` is the name in Keras of the activation of the output; `None` is for logits.
@@ -137,7 +137,7 @@ class SequenceClassifier(_Model):
         return {self.output_key: activate(self.text_scores(inputs, training, seed))}
 
 
-class ChoiceModel(_Model):
+class ChoiceModel(HeadModel):
     """Multiple choice (SWAG; Devlin et al. 2019, 4.4): one score per choice of a question.
 
     `output` is the name of its output.
@@ -168,38 +168,6 @@ def on_grid(values: tf.Tensor, windows_QC: tf.Tensor, missing: float = MASKED_SC
     paddings = [[1, 0], *[[0, 0]] * (values.shape.rank - 1)]
     values = tf.pad(values, paddings, constant_values=missing)
     return tf.gather(values, tf.cast(windows_QC, tf.int32) + 1)
-
-
-class TokenModel(_Model):
-    """Token classification, such as named entities (Devlin et al. 2019, 5.3)."""
-
-    uses_pooler = False
-
-    def call(
-        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
-    ) -> dict[str, tf.Tensor]:
-        """Return logits `tag`, `(B, L, C)`; values at padding are undefined."""
-        return {"tag": self.token_scores(inputs, training, seed)[0]}
-
-
-class SpanModel(_Model):
-    """Span prediction for question answering (Devlin et al. 2019, 4.2)."""
-
-    has_head_dropout = False  # As in the released run_squad.py and in transformers.
-    uses_pooler = False
-
-    def __init__(self, config: BertConfig, **kwargs):
-        super().__init__(config, 2, **kwargs)
-
-    def call(
-        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
-    ) -> dict[str, tf.Tensor]:
-        """Return logits `start` and `end`, `(B, L)`, MASKED_SCORE at padding."""
-        scores_BL2, is_token_BL = self.token_scores(inputs, training, seed)
-        return {
-            name: tf.where(is_token_BL, scores_BL2[:, :, number], MASKED_SCORE)
-            for number, name in enumerate(("start", "end"))
-        }
 
 
 def mean_of_tokens(sequence: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:

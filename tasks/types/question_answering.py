@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.text.tokenizer import tokenize_ends
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import half_softmax_cross_entropy, half_softmax_divergence
@@ -41,7 +42,7 @@ from tasks.data.readers.memory import as_list
 from tasks.data.readers.rows import FileRows, Source, raise_bad_rows
 from tasks.data.readers.squad import listed_answers
 from tasks.data.windows import Windows, pack_windows
-from tasks.graph.heads import SpanModel
+from tasks.graph.heads import HeadModel
 from tasks.metrics.squad import best_null_threshold, scores_by_length, squad_scores
 from tasks.model.task_model import TaskModel
 
@@ -248,6 +249,26 @@ def _is_new(text_BK):
     positions = tf.range(tf.size(texts))
     first = tf.math.unsorted_segment_min(positions, unique.idx, tf.size(unique.y))
     return tf.reshape(tf.gather(first, unique.idx) == positions, tf.shape(text_BK))
+
+
+class SpanModel(HeadModel):
+    """Span prediction for question answering (Devlin et al. 2019, 4.2)."""
+
+    has_head_dropout = False  # As in the released run_squad.py and in transformers.
+    uses_pooler = False
+
+    def __init__(self, config: BertConfig, **kwargs):
+        super().__init__(config, 2, **kwargs)
+
+    def call(
+        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Return logits `start` and `end`, `(B, L)`, MASKED_SCORE at padding."""
+        scores_BL2, is_token_BL = self.token_scores(inputs, training, seed)
+        return {
+            name: tf.where(is_token_BL, scores_BL2[:, :, number], MASKED_SCORE)
+            for number, name in enumerate(("start", "end"))
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,10 @@ Limits: in raw text, entities may be predicted inside a word that a column file 
 an entity cannot end inside a basic token ("Berlin" in "Berliner"); and column files that split
 basic tokens ("do n't", "can not") have other tokens than the raw text.
 
+Metrics are entity-level: type and both borders have to match. There are two readings of tags that
+are not IOB2, both of seqeval; on IOB2 they agree. In the default reading an I- that continues no
+entity begins one, as in CoNLL's conlleval; in the strict one it belongs to no entity.
+
 Shape suffixes: B or S texts (sentences), W windows of all texts, (L) tokens of a window (ragged), L
 tokens of the longest window or more, N words, T tokens and K basic tokens of all texts, M entities
 of all texts, E entities of the text that has most, V vocabulary entries, C labels, Y entity types.
@@ -35,7 +39,10 @@ from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
+import seqeval.metrics
 import tensorflow as tf
+from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+from seqeval.scheme import IOB2
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
@@ -50,9 +57,8 @@ from tasks.data.readers.memory import as_list, label_names, named, without_axis
 from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
 from tasks.data.readers.tagged import Entity, WordTags, entities_of, to_bio
 from tasks.data.windows import Windows, pack_windows
-from tasks.graph.heads import TokenModel
+from tasks.graph.heads import HeadModel
 from tasks.metrics.classification import accuracy
-from tasks.metrics.entities import entity_scores, strict_f1
 from tasks.model.task_model import TaskModel
 
 NO_LABEL = -1
@@ -423,6 +429,73 @@ def _coordinates(windows, position):
 
 def _at_positions(windows, values, position):
     return tf.gather_nd(values, tf.stack(_coordinates(windows, position), axis=-1))
+
+
+def entity_scores(
+    gold_sentences: Sequence[Sequence[str]], predicted_sentences: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Return micro-averaged precision, recall and F1 of entities, and those per type.
+
+    Args:
+        gold_sentences: Tags per sentence; a bare "B" or "I" has the type "_".
+        predicted_sentences: Tags per sentence, as many and as long, otherwise ValueError.
+
+    Returns:
+        {"precision", "recall", "f1", "types": {type: {"precision", "recall", "f1", "support"}}},
+        with the types that occur in either. Undefined ratios are 0.
+
+    Raises:
+        UserError: At an invalid tag.
+    """
+    gold, predicted = _as_lists(gold_sentences), _as_lists(predicted_sentences)
+    precision, recall, f1, _ = precision_recall_fscore_support(
+        gold, predicted, average="micro", zero_division=0
+    )
+    of_types = precision_recall_fscore_support(gold, predicted, average=None, zero_division=0)
+    # The types in seqeval's order: in this reading, every tag but O belongs to an entity.
+    tags = {tag for sentence in gold + predicted for tag in sentence} - {"O"}
+    types = sorted({tag[2:] or "_" for tag in tags})
+    names = ("precision", "recall", "f1", "support")
+    rows = np.transpose(np.array(of_types, object))
+    return {
+        "precision": float(precision),
+        "recall": float(recall),
+        "f1": float(f1),
+        "types": {
+            kind: dict(zip(names, row, strict=True))
+            for kind, row in zip(types, rows.tolist(), strict=True)
+        },
+    }
+
+
+def strict_f1(
+    gold_sentences: Sequence[Sequence[str]], predicted_sentences: Sequence[Sequence[str]]
+) -> float:
+    """Return the micro-averaged F1 of the strict reading; arguments as in `entity_scores`."""
+    gold, predicted = _as_lists(gold_sentences), _as_lists(predicted_sentences)
+    return float(
+        seqeval.metrics.f1_score(gold, predicted, mode="strict", scheme=IOB2, zero_division=0)
+    )
+
+
+def _as_lists(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    for tag in dict.fromkeys(tag for sentence in sentences for tag in sentence):
+        if tag != "O" and tag.partition("-")[0] not in ("B", "I"):
+            raise UserError(f"tag {tag!r}: expected O, or B- or I- and a type")
+    # seqeval rejects data without a sentence; one without a word changes no count.
+    return [*map(list, sentences), []]
+
+
+class TokenModel(HeadModel):
+    """Token classification, such as named entities (Devlin et al. 2019, 5.3)."""
+
+    uses_pooler = False
+
+    def call(
+        self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Return logits `tag`, `(B, L, C)`; values at padding are undefined."""
+        return {"tag": self.token_scores(inputs, training, seed)[0]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

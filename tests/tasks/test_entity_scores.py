@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_tf import UserError
-from tasks.metrics.entities import entity_scores, strict_f1
+from tasks.types.tagging import entity_scores, strict_f1
 from tests.tasks.metrics import brute_force
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-A-B", "I-A-B", "B", "I"]
