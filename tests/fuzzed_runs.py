@@ -24,7 +24,7 @@ def train(directory):
 
     def read(path):
         from bert_tf.runs.run import Run
-        from export.package.model_card import model_card
+        from export.package.documents import model_card
 
         assert model_card
         run = Run.open(path.parent)

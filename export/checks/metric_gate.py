@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.text.encoder_inputs import to_flat
-from export.package.model_card import MetricChange
+from export.package.documents import MetricChange
 from tasks.data.examples import EncodedExamples
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline

@@ -20,7 +20,6 @@ from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
 from bert_tf.text import unicode_tables
 from export.checks import parity
-from export.checks.parity_cases import text_requests
 from export.litert import archive
 from export.litert.archive import INPUTS
 from export.litert.client import load_pipeline, signatures_of
@@ -167,7 +166,7 @@ def check_parity(path: str | os.PathLike, model: TaskModel, quantize: str) -> Ag
         if signature.name in pipeline.token_functions
     ]
     functions = {name: pipeline.signatures[name] for name in pipeline.token_functions}
-    cases = [*examples, *text_requests(model, functions)]
+    cases = [*examples, *parity.text_requests(model, functions)]
     outputs = [parity.called(functions[name], inputs) for name, inputs in cases]
     rows = sum(len(next(iter(inputs.values()))) for _, inputs in cases)
     trained, tolerance = model.serving.pipeline, TOLERANCES[quantize]

@@ -22,8 +22,7 @@ from export.clients.signature_defs import read_signatures
 from export.clients.signatures import Signature
 from export.graph.served_encoder import FUSED_PRODUCT
 from export.package import documents, warmup
-from export.package.model_card import MetricChange, model_card
-from export.package.signature_page import signature_page
+from export.package.documents import MetricChange, model_card, signature_page
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from export.checks import isolated_runner, parity_cases
+from export.checks import isolated_runner, parity
 from tests.export import c_engine, serving_operations, session_runner
 
 TOLERANCE = 1e-5
@@ -51,7 +51,7 @@ def cases_of(directory, texts):
         inputs = {}
         for number, ((name, _), rank) in enumerate(zip(specs, ranks, strict=True)):
             turned = [*texts[number:], *texts[:number]]  # Avoid pairs of a text and itself.
-            inputs[name] = turned if rank == 1 else parity_cases.in_lists(turned)
+            inputs[name] = turned if rank == 1 else parity.in_lists(turned)
         starts = range(0, len(texts), ROWS_PER_BATCH)
         parts = [slice(start, start + ROWS_PER_BATCH) for start in starts]
         # Otherwise JSON could not express the number of columns of an array without rows.

@@ -16,7 +16,7 @@ from tensorflow.python.framework import kernels, op_def_registry
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training.saver import export_meta_graph
 
-from export.graph.placement import pin
+from export.graph.saved_model import pin
 
 needs_cuda_build = pytest.mark.skipif(
     not tf.sysconfig.get_build_info()["is_cuda_build"],

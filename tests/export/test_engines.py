@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from export.checks import isolated_runner, parity_cases
+from export.checks import isolated_runner, parity
 from export.graph.saved_model import write_saved_model
 from tasks.base.task_types import TASK_TYPES
 from tests.export import engines, serving_operations
 from tests.export.test_every_kind import TASKS, of_pretraining, of_task
 
-LIGHT = tuple(text for text in parity_cases.ADVERSARIAL_TEXTS if len(text) < 5000)
+LIGHT = tuple(text for text in parity.ADVERSARIAL_TEXTS if len(text) < 5000)
 ASKED = ("binary pairs", "span_qa with no answer", "tagging", "multiple_choice", "pretrained")
 ENGINES = ("C API", "other TensorFlow, C API")
 
@@ -154,6 +154,6 @@ def test_predictions_are_equal(model_of, predictions_of, tmp_path, kind, engine)
 @pytest.mark.slow
 def test_predictions_for_a_megabyte_are_equal(model_of, predictions_of, tmp_path):
     command = command_of("other TensorFlow, C API")
-    cases, expected = predictions_of("tagging", parity_cases.ADVERSARIAL_TEXTS)
+    cases, expected = predictions_of("tagging", parity.ADVERSARIAL_TEXTS)
     predictions = engines.run_cases(command, model_of("tagging"), cases, tmp_path)
     assert engines.differences(expected, predictions) == {}

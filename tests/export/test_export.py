@@ -17,7 +17,7 @@ import tensorflow as tf
 from bert_tf import Tokenizer, UserError, Vocabulary
 from bert_tf.model import fused_kernels
 from bert_tf.text.encoder_inputs import to_flat
-from export.checks import parity, parity_cases
+from export.checks import parity
 from export.clients.local_client import LocalClient
 from export.export_saved_model import ExportSettings, main
 from export.graph import served_encoder
@@ -264,7 +264,7 @@ def test_an_export_that_fails_to_run_is_not_published(trained, tmp_path):
 
 
 def test_the_parity_check_covers_every_entry_of_the_vocabulary(trained):
-    words = parity_cases.vocabulary_words(trained.vocabulary)
+    words = parity.vocabulary_words(trained.vocabulary)
     ids = trained.serving.pipeline.tokenizer.tokenize(tf.constant(words)).ids.flat_values.numpy()
     special_tokens = {trained.vocabulary[entry] for entry in ("[PAD]", "[CLS]", "[SEP]", "[MASK]")}
     assert set(ids.tolist()) | special_tokens == set(range(len(trained.vocabulary)))
@@ -278,7 +278,7 @@ def test_the_parity_check_covers_the_branch_of_a_single_short_text(trained, monk
 
     monkeypatch.setattr(ServedEncoder, "_short_text", wrong)
     functions = served_pipeline(trained, "float32").signatures
-    cases = [case for case in parity_cases.text_requests(trained, functions) if is_alone(case)]
+    cases = [case for case in parity.text_requests(trained, functions) if is_alone(case)]
     outputs = [parity.called(functions[signature], inputs) for signature, inputs in cases]
     differences = parity.differences(
         trained.serving.pipeline, cases, outputs, parity.TOLERANCES["float32"]

@@ -13,7 +13,7 @@ import export
 from bert_tf import UserError
 from bert_tf.model.layers import _norm_as_one_kernel
 from export.export_saved_model import ExportSettings
-from export.graph import placement
+from export.graph import saved_model
 from export.graph.saved_model import PortableEncoder, served_pipeline, write_saved_model
 from export.package.version_files import batching_parameters
 from tasks.graph.heads import SequenceClassifier
@@ -72,7 +72,7 @@ def test_checks_find_the_layer_norm_of_onednn():
 
     @tf.function(input_signature=[tf.TensorSpec([None, 8], tf.float32)], autograph=False)
     def normed(x_TH):
-        with tf.device(placement.GPU):
+        with tf.device(saved_model.GPU):
             return {"normed": _norm_as_one_kernel(x_TH, tf.ones([8]), tf.zeros([8]), 1e-12)}
 
     graph = gpu_graph.optimized(normed.get_concrete_function())
@@ -84,7 +84,7 @@ def test_checks_find_the_layer_norm_of_onednn():
 def test_checks_find_a_missing_kernel_and_a_wait():
     @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int32)], autograph=False)
     def of_integers(ids_B2):
-        with tf.device(placement.GPU):
+        with tf.device(saved_model.GPU):
             last = tf.argmax(ids_B2)
             picked = tf.gather(tf.range(9.0), tf.reshape(ids_B2, [-1]))
         return {"last": last, "picked": picked}
@@ -103,9 +103,9 @@ def test_every_node_names_its_device(model_of, tmp_path):
             model, tmp_path / device, "float16" if device == "gpu" else "float32", device=device
         )
         nodes = nodes_of(read(tmp_path / device).graph_def)
-        on_gpu = {node.op for node in nodes if node.device == placement.GPU}
+        on_gpu = {node.op for node in nodes if node.device == saved_model.GPU}
         on_cpu = {node.op for node in nodes if node.device.startswith("/device:CPU:")}
-        assert all(node.device == placement.GPU or node.op in on_cpu for node in nodes)
+        assert all(node.device == saved_model.GPU or node.op in on_cpu for node in nodes)
         assert {"FastWordpieceTokenizeWithOffsets", "While"} <= on_cpu
         computed = {"MatMul", "BatchMatMulV2", "VarHandleOp"}
         if device == "gpu":
@@ -151,7 +151,7 @@ def test_a_session_without_soft_placement_runs_it(kind, model_of, tmp_path):
 
 @pytest.mark.parametrize("lengths", [[], [1], [16, 2, 7], [5] * 33])
 def test_rows_and_lengths_are_padded_to_few_sizes(lengths, monkeypatch):
-    monkeypatch.setattr(placement, "GPU", placement.CPU)
+    monkeypatch.setattr(saved_model, "GPU", saved_model.CPU)
     seen = {}
 
     def function(inputs):
@@ -162,7 +162,7 @@ def test_rows_and_lengths_are_padded_to_few_sizes(lengths, monkeypatch):
     ids = np.arange(1, splits[-1] + 1)
     flat = {"input_ids": [*ids, 99], "segment_ids": [*ids % 2, 0], "row_splits": splits}
     inputs = {name: tf.constant(values, tf.int32) for name, values in flat.items()}
-    outputs = placement.on_gpu(function, max_seq_length=24)(inputs)
+    outputs = saved_model.on_gpu(function, max_seq_length=24)(inputs)
     rows = {0: 1, 1: 1, 3: 3, 33: 48}[len(lengths)]
     assert {values.shape for values in seen.values()} == {(rows, 16)}
     assert seen["input_mask"].sum(axis=1).tolist() == [*lengths, *[0] * (rows - len(lengths))]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from export import request
-from export.checks import isolated_runner, parity, parity_cases
+from export.checks import isolated_runner, parity
 from export.clients.local_client import LocalClient
 from export.graph.saved_model import write_saved_model
 from tasks.graph.pipeline import TOKENIZE_OUTPUTS
@@ -101,17 +101,13 @@ def test_the_command_takes_the_choices_of_one_question(choices_dir, capsys):
 
 
 def test_the_parity_check_covers_questions_with_none_to_three_choices(of_choices):
-    for signature, inputs in parity_cases.requests(
-        of_choices, of_choices.serving.pipeline.signatures
-    ):
+    for signature, inputs in parity.requests(of_choices, of_choices.serving.pipeline.signatures):
         if signature != "embed":
             assert len(inputs["prompt"]) == len(inputs["choices"])
             assert {len(choices) for choices in inputs["choices"]} == {3}
     counts = {
         sum(choice != b"" for choice in choices)
-        for signature, inputs in parity_cases.requests(
-            of_choices, of_choices.serving.pipeline.signatures
-        )
+        for signature, inputs in parity.requests(of_choices, of_choices.serving.pipeline.signatures)
         if signature == "serving_default"
         for choices in inputs["choices"]
     }

@@ -24,7 +24,7 @@ from export.clients.signature_defs import read_signatures
 from export.clients.signatures import Signature, Tensor
 from export.graph.saved_model import write_saved_model
 from export.package import documents, version_files, warmup
-from export.package.model_card import without_paths
+from export.package.documents import without_paths
 from tasks.base.task_types import TASK_TYPES, UNLABELLED_TASK_TYPES
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask

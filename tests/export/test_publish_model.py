@@ -16,7 +16,7 @@ from export import publishing
 from export.checks import parity
 from export.graph.saved_model import served_pipeline
 from export.package import version_files
-from export.package.model_card import model_card
+from export.package.documents import model_card
 from tasks import TextClassifier, load_model
 from tests import small
 from tests.export.test_publishing import publish

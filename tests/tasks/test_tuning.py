@@ -13,7 +13,7 @@ from bert_tf.config import read_json_object
 from bert_tf.runs.checkpoints import model_variables
 from bert_tf.runs.run import Run
 from export import publishing
-from export.package import model_card
+from export.package.documents import model_card
 from tasks import evaluate, predict
 from tasks.finetuning.recipe import finetune
 from tasks.graph.run_checkpoint import RunCheckpoint
@@ -183,7 +183,7 @@ def test_converted_weights_have_their_values_in_task_json(run):
 
 def test_the_model_card_has_the_values_of_the_graph_and_their_file(run):
     def card():
-        return model_card.model_card("name", load_model(run.path), "float32", True)
+        return model_card("name", load_model(run.path), "float32", True)
 
     assert "temperature: 1.7 " in card() and "thresholds: 0.243665 " in card()
     assert f"Tuned on dev.csv (sha256 {'5' * 64}): temperature, thresholds" in card()
