@@ -14,7 +14,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
@@ -96,37 +96,21 @@ def write_saved_model(
     return pipeline
 
 
-class PortableEncoder:
-    """The trained encoder as it is, with float32 outputs, for graphs of standard operations.
+def portable_encoder(encoder: Encoder, precision: str) -> Encoder:
+    """Return the trained encoder in a precision, for graphs of standard operations.
 
     Args:
         encoder: The trained encoder.
         precision: "float32"; or "bfloat16" or "float16", in which the weights of products are
             stored too.
-
-    Attributes:
-        short_tokens: 0, since no form of the graph is for short texts; see `ServedEncoder`.
     """
-
-    short_tokens = 0
-
-    def __init__(self, encoder: Encoder, precision: str) -> None:
-        self._encoder = encoder
-        if encoder.dtype_policy.name != precision:
-            self._encoder = Encoder(encoder.config, dtype=precision)
-            self._encoder.build()
-            for variable, trained in zip(self._encoder.weights, encoder.weights, strict=True):
-                variable.assign(tf.cast(trained, variable.dtype))
-        self.config, self.embeddings = encoder.config, self._encoder.embeddings
-        self.dropout_seed = self._encoder.dropout_seed
-
-    def __call__(
-        self, inputs: Mapping[str, tf.Tensor], **options: Any
-    ) -> dict[str, tf.Tensor | list[tf.Tensor]]:
-        """Run the encoder; see `Encoder`."""
-        # Not as a layer, of which Keras would round token ids that are floats.
-        outputs = self._encoder.call(inputs, **options)
-        return tf.nest.map_structure(lambda values: tf.cast(values, tf.float32), outputs)
+    if encoder.dtype_policy.name == precision:
+        return encoder
+    portable = Encoder(encoder.config, dtype=precision)
+    portable.build()
+    for variable, trained in zip(portable.weights, encoder.weights, strict=True):
+        variable.assign(tf.cast(trained, variable.dtype))
+    return portable
 
 
 def served_pipeline(
@@ -139,11 +123,12 @@ def served_pipeline(
     pipeline = model.serving.pipeline
     is_packed = device == "cpu" and not portable and has_packed_products(precision)
     with tf.device(CPU if device == "cpu" else None):
-        encoder = (ServedEncoder if is_packed else PortableEncoder)(model.encoder, precision)
+        encoder = (ServedEncoder if is_packed else portable_encoder)(model.encoder, precision)
     # copy.copy of a Keras model writes and reads all of it, and asks for a complete get_config.
     network = object.__new__(type(pipeline.model))
     vars(network).update(vars(pipeline.model), encoder=encoder)
-    served = type(pipeline)(pipeline.task, pipeline.tokenizer, network, encoder.short_tokens)
+    short_tokens = encoder.short_tokens if is_packed else 0
+    served = type(pipeline)(pipeline.task, pipeline.tokenizer, network, short_tokens)
     served.token_functions = {
         name: on_cpu(function) if device == "cpu" else on_gpu(function, model.task.max_seq_length)
         for name, function in served.token_functions.items()

@@ -14,7 +14,7 @@ from bert_tf import UserError
 from bert_tf.model.layers import _norm_as_one_kernel
 from export.export_saved_model import ExportSettings
 from export.graph import saved_model
-from export.graph.saved_model import PortableEncoder, served_pipeline, write_saved_model
+from export.graph.saved_model import portable_encoder, served_pipeline, write_saved_model
 from export.package.version_files import batching_parameters
 from tasks.graph.heads import SequenceClassifier
 from tests import small
@@ -208,7 +208,7 @@ def test_token_ids_that_are_floats_are_not_rounded(precision, config):
     """Compare with integers: bfloat16 has 8 bits, float16 has 11."""
     config = dataclasses.replace(config, vocab_size=3000)
     network = SequenceClassifier(config, 3, dtype=f"mixed_{precision}")
-    encoder = PortableEncoder(network.encoder, precision)
+    encoder = portable_encoder(network.encoder, precision)
     served = object.__new__(SequenceClassifier)
     vars(served).update(vars(network), encoder=encoder)
     ids_BL = tf.constant([[2, 1999, 2049, 3]])

@@ -15,7 +15,7 @@ import tensorflow as tf
 from bert_tf.text.encoder_inputs import one_sequence, to_flat
 from bert_tf.weights.pretrained_encoder import Encoder
 from export.graph import served_encoder
-from export.graph.saved_model import PortableEncoder
+from export.graph.saved_model import portable_encoder
 from export.graph.served_encoder import (
     SHORT_TOKENS,
     ServedEncoder,
@@ -60,7 +60,7 @@ def is_portable(request):
 
 
 def serve(encoder, precision, is_portable):
-    return (PortableEncoder if is_portable else ServedEncoder)(encoder, precision)
+    return (portable_encoder if is_portable else ServedEncoder)(encoder, precision)
 
 
 def outputs_of(encoder, vocabulary, **options):
@@ -195,7 +195,7 @@ def test_int8_products_equal_rounding_in_numpy(activation, has_residual):
 
 
 def test_portable_weights_of_products_are_stored_in_bfloat16(encoder):
-    served = PortableEncoder(encoder, "bfloat16")._encoder
+    served = portable_encoder(encoder, "bfloat16")
     assert {weight.dtype for weight in encoder.weights} == {"float32"}
     for weight in served.weights:
         is_product = weight.path.rpartition("/")[2] in ("kernel", "bias")
@@ -203,7 +203,7 @@ def test_portable_weights_of_products_are_stored_in_bfloat16(encoder):
     # A model that was trained in bfloat16 is served in float32.
     trained = Encoder(encoder.config, dtype="mixed_bfloat16")
     trained.build()
-    assert PortableEncoder(trained, "float32")._encoder.compute_dtype == "float32"
+    assert portable_encoder(trained, "float32").compute_dtype == "float32"
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_a_processor_without_avx512_gets_an_error_in_bfloat16():
 
 
 def test_portable_graphs_have_standard_operations(encoder, vocabulary):
-    served = PortableEncoder(encoder, "float32")
+    served = portable_encoder(encoder, "float32")
     inputs = to_flat(random_texts([3], encoder.config), vocabulary)
     graph = tf.function(lambda inputs: served(inputs)).get_concrete_function(inputs).graph
     operations = {node.op for node in graph.as_graph_def().node}
