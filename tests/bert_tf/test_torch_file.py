@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from bert_tf import UserError, read_pretrained
-from bert_tf.weights import torch_file
+from bert_tf.weights.tensor_files import read_torch
 from tests import small
 from tests.huggingface_files import (
     state_dict,
@@ -51,7 +51,7 @@ def test_dtypes_strides_offsets_and_shared_storages_are_read(tmp_path, write):
     }
     pickled = b"\x80\x02}(" + b"".join(text(name) + of for name, of in views.items()) + b"u."
     write(tmp_path / "x.bin", {**values, "c": half}, pickled)
-    tensors = torch_file.read(tmp_path / "x.bin")
+    tensors = read_torch(tmp_path / "x.bin")
     np.testing.assert_array_equal(tensors["transposed"], np.arange(12).reshape(3, 4).T)
     np.testing.assert_array_equal(tensors["part"], [[5, 6], [7, 8]])
     np.testing.assert_array_equal(tensors["ids"], [[0, 1, 2, 3, 4]])
@@ -66,7 +66,7 @@ def test_bfloat16_and_parameters_are_read(tmp_path, write):
     pickled = tensor("0", "float16", 3, 0, (3,), (1,)).replace(b"HalfSt", b"BFloat16St")
     pickled = b"ctorch._utils\n_rebuild_parameter\n(" + pickled + b"\x88ccollections\nOrderedDict\n"
     write(tmp_path / "x.bin", {"w": array}, b"\x80\x02}" + text("w") + pickled + b")RtRs.")
-    np.testing.assert_array_equal(torch_file.read(tmp_path / "x.bin")["w"], [1.5, -2, 3])
+    np.testing.assert_array_equal(read_torch(tmp_path / "x.bin")["w"], [1.5, -2, 3])
 
 
 class Call:
@@ -118,7 +118,7 @@ def test_a_pickle_that_runs_code_is_refused_without_running_it(tmp_path, write, 
     with pytest.raises(
         UserError, match="which is not allowed; nothing in it was executed"
     ) as raised:
-        torch_file.read(tmp_path / "x.bin")
+        read_torch(tmp_path / "x.bin")
     assert "\n" not in str(raised.value) and not mark.exists()
 
 
@@ -170,7 +170,7 @@ def test_tensors_outside_of_their_storage_and_malformed_pickles_are_refused(tmp_
     with pytest.raises(
         UserError, match=rf"x\.bin: not a readable PyTorch file.*({message})"
     ) as raised:
-        torch_file.read(tmp_path / "x.bin")
+        read_torch(tmp_path / "x.bin")
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
 
 
@@ -180,12 +180,12 @@ def test_compressed_overlapping_and_repeated_members_are_refused(tmp_path):
         archive.writestr("a/data.pkl", state_dict(tensors))
         archive.writestr("a/data/0", bytes(4_000))
     with pytest.raises(UserError, match="compressed members"):
-        torch_file.read(path)
+        read_torch(path)
     write_torch_zip(path, tensors)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("b/data.pkl", state_dict(tensors))
     with pytest.raises(UserError, match=r"2 members named data.pkl"):
-        torch_file.read(path)
+        read_torch(path)
     write_torch_zip(path, tensors)
     data = path.read_bytes()
     # The directory at the end claims that the member has 100 times as many bytes.
@@ -194,7 +194,7 @@ def test_compressed_overlapping_and_repeated_members_are_refused(tmp_path):
     end = data.index(sizes, begin)
     path.write_bytes(data[:end] + struct.pack("<II", 400_000, 400_000) + data[end + 8 :])
     with pytest.raises(UserError, match="members that overlap"):
-        torch_file.read(path)
+        read_torch(path)
 
 
 def test_values_in_big_endian_order_are_refused(tmp_path):
@@ -204,9 +204,9 @@ def test_values_in_big_endian_order_are_refused(tmp_path):
         archive.writestr("a/byteorder", "big")
         archive.writestr("a/data/0", bytes(4))
     with pytest.raises(UserError, match="values in big-endian order"):
-        torch_file.read(tmp_path / "big.bin")
+        read_torch(tmp_path / "big.bin")
     write_torch_old(tmp_path / "old.bin", tensors)
     data = (tmp_path / "old.bin").read_bytes()
     (tmp_path / "old.bin").write_bytes(data.replace(b"little_endian\x88", b"little_endian\x89"))
     with pytest.raises(UserError, match="values in big-endian order"):
-        torch_file.read(tmp_path / "old.bin")
+        read_torch(tmp_path / "old.bin")
