@@ -396,9 +396,8 @@ class TrainStep:
             **dict.fromkeys(("examples", "tokens"), tf.zeros([], tf.int32)),
         }
         # Gradients are added up, not averaged: weight_sums already cover all stacked batches.
-        _, sums, gradients = tf.while_loop(
-            lambda number, *_: number < _num_stacked(batches), add, (0, start, self._zeros())
-        )
+        count = _num_stacked(batches)
+        _, sums, gradients = _one_by_one(count, add, (0, start, self._zeros()))
         return sums, gradients
 
     def _joined(self, array, lengths, shape):
@@ -451,7 +450,7 @@ class TrainStep:
         start = (0, array_per_output(tf.float32), lengths)
         if self.is_compiled:  # XLA has to know the shape of the outputs before the loop.
             start = append(*start)
-        _, arrays, lengths = tf.while_loop(lambda number, *_: number < count, append, start)
+        _, arrays, lengths = _one_by_one(count, append, start)
         labels, weights = unstacked(batches[1:])
         outputs = {
             name: tf.ensure_shape(
@@ -486,7 +485,7 @@ class TrainStep:
             self._check_reached(more)
             return number + 1, _sum_of(gradients, more)
 
-        _, gradients = tf.while_loop(lambda number, _: number < count, add, (0, self._zeros()))
+        _, gradients = _one_by_one(count, add, (0, self._zeros()))
         return outputs, loss, terms, gradients
 
 
@@ -533,6 +532,13 @@ def _num_stacked(batches):
     """Return the number of stacked batches."""
     weights = next(iter(batches[2].values()))
     return weights.shape[0] or tf.cast(tf.shape(weights)[0], tf.int32)
+
+
+def _one_by_one(count, function, values):
+    """Return the values after calls of a function of them until the first one is `count`."""
+    # By default TensorFlow starts up to ten calls before the first one has ended, and needs the
+    # memory of all of them.
+    return tf.while_loop(lambda number, *_: number < count, function, values, parallel_iterations=1)
 
 
 def _batch_at(batches, number):

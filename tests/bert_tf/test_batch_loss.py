@@ -8,6 +8,7 @@ import tensorflow as tf
 from bert_tf.train.losses import BatchLoss
 from bert_tf.train.optimizer import AdamW
 from bert_tf.train.step import TrainStep
+from tests.gpu_kernels import operations
 
 ROWS, SIZE = 8, 4
 
@@ -40,23 +41,30 @@ def rows(weights):
     return inputs, {"vector": np.arange(ROWS, dtype=np.int32)}, {"vector": np.float32(weights)}
 
 
-def trained(strategy, batches, accumulation_steps=1, is_compiled=False):
-    """Return losses, weights, and numbers of examples and tokens of three updates."""
+OF_ALL_ROWS = BatchLoss(contrastive)
+
+
+def make_step(strategy, accumulation_steps=1, is_compiled=False, loss=OF_ALL_ROWS):
     with strategy.scope():
         keras.utils.set_random_seed(0)
         model = Embedder()
         optimizer = AdamW(0.1)
         optimizer.build(model.trainable_variables)
-    step = TrainStep(
-        *(model, {"vector": BatchLoss(contrastive)}, optimizer, strategy, 0),
+    return TrainStep(
+        *(model, {"vector": loss}, optimizer, strategy, 0),
         accumulation_steps=accumulation_steps,
         is_compiled=is_compiled,
     )
+
+
+def trained(strategy, batches, *arguments):
+    """Return losses, weights, and numbers of examples and tokens of three updates."""
+    step = make_step(strategy, *arguments)
     if strategy.num_replicas_in_sync > 1:
         batches = strategy.experimental_distribute_dataset(batches)
     iterator = iter(batches)
     logs = [step(iterator) for _ in range(3)]
-    values = [variable.numpy() for variable in model.trainable_variables]
+    values = [variable.numpy() for variable in step.model.trainable_variables]
     counts = [(int(log["examples"]), int(log["tokens"])) for log in logs]
     return [float(log["loss"]) for log in logs], values, counts
 
@@ -108,3 +116,16 @@ def test_replicas_train_like_one(whole, mirrored, parts):
     # The parts of a replica follow each other; the loss does not depend on the order of the rows.
     data = data.batch(2, drop_remainder=True).batch(4, drop_remainder=True)
     equal(trained(mirrored, data, parts), expected)
+
+
+@pytest.mark.parametrize(
+    ("loss", "num_loops"),
+    [(OF_ALL_ROWS, 2), (lambda labels, vectors: vectors[:, 0, 0], 1)],
+    ids=["of all rows", "per row"],
+)
+def test_one_part_of_a_batch_is_in_memory_at_a_time(loss, num_loops):
+    step = make_step(tf.distribute.get_strategy(), 4, loss=loss)
+    data = tf.data.Dataset.from_tensor_slices(rows([1] * ROWS)).batch(2).batch(4)
+    graph = step.__call__.get_concrete_function(iter(data)).graph
+    loops = [of for of, _ in operations(graph) if of.type in ("While", "StatelessWhile")]
+    assert [of.get_attr("parallel_iterations") for of in loops] == [1] * num_loops
