@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from bert_tf.data import tf_examples
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
@@ -93,12 +94,15 @@ def read_shards(
         for number, examples in tf.data.Dataset.range(len(paths)).flat_map(batches):
             shard = int(number)
             yield shard, {name: value.numpy() for name, value in examples.items()}
-    except tf.errors.OpError:
+    except tf.errors.OpError as error:
         # The error names no file: it is in that of the last batch or in a later one.
         for path in paths[shard:]:
             _check_records(path, parse)
-        path = paths[shard]
-        raise UserError(f"{path}: was changed while it was read; rerun the command") from None
+        reason = error.message.splitlines()[0]
+        raise UserError(
+            f"{paths[shard]}: was changed while it was read, or could not be read ({reason}); "
+            "rerun the command"
+        ) from None
 
 
 def _check_records(path, parse):
@@ -114,7 +118,7 @@ def _check_records(path, parse):
     except tf.errors.InvalidArgumentError:
         pass  # The record is found below.
     except tf.errors.OpError as error:
-        raise UserError(f"{path}: cannot be read ({error.message.splitlines()[0]})") from None
+        raise _unreadable(path, error) from None
     for number, record in enumerate(records.skip(first), first):
         try:
             parse(record[tf.newaxis])
@@ -129,6 +133,11 @@ def _check_records(path, parse):
             else:
                 what = f"no feature {found[1]}; it has {', '.join(sorted(has)) or 'none'}"
             raise UserError(f"{path}: record {number}: {what}") from None
+
+
+def _unreadable(path, error):
+    """Return the UserError for a TensorFlow error that is not about the content of a file."""
+    return UserError(f"{path}: cannot be read ({error.message.splitlines()[0]})")
 
 
 def inspect(
@@ -256,8 +265,10 @@ def _lengths(paths):
         try:
             record = next(iter(tf.data.TFRecordDataset(path)), None)
             example = tf.train.Example.FromString(record.numpy() if record is not None else b"")
-        except (tf.errors.OpError, ValueError):
+        except (tf.errors.DataLossError, DecodeError):
             raise UserError(f"{path}: not a TFRecord file of tf.train.Examples") from None
+        except tf.errors.OpError as error:
+            raise _unreadable(path, error) from None
         if record is not None:
             break
     has = example.features.feature

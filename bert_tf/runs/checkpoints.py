@@ -12,6 +12,7 @@ and "<path>/adam_v", and "step". `tf.train.load_checkpoint(directory + "/variabl
 tensors, each protected by a checksum.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -65,25 +66,47 @@ def model_variables(model: "keras.Model | keras.Layer") -> "dict[str, keras.Vari
 
 
 def read(directory: str | os.PathLike) -> "dict[str, np.ndarray]":
-    """Return the tensors of a checkpoint directory by name; raises UserError if it is damaged."""
+    """Return the tensors of a checkpoint directory by name; errors as of `read_bundle`."""
     return read_bundle(os.path.join(directory, "variables"))
 
 
 def read_bundle(prefix: str | os.PathLike) -> "dict[str, np.ndarray]":
     """Return the tensors of a TensorFlow checkpoint by name, verifying their checksums.
 
-    `prefix` is the path without ".index" and ".data-*". Raises UserError if it cannot be read.
+    `prefix` is the path without ".index" and ".data-*".
+
+    Raises:
+        UserError: If a file is missing or damaged.
+        OSError: If the storage fails.
     """
     import tensorflow as tf
 
+    def tensors():
+        reader = tf.compat.v1.train.NewCheckpointReader(path)
+        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+    # TensorFlow reports a missing, truncated or altered file by any of these, and a storage that
+    # fails as well.
+    errors = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
     with files.without_pattern(prefix) as path:
         try:
-            reader = tf.compat.v1.train.NewCheckpointReader(path)
-            return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-        # TensorFlow reports a missing, truncated or altered file by any of these.
-        except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+            return tensors()
+        except errors:
+            _check_storage(prefix)
+        try:
+            return tensors()
+        except errors as error:
             reason = str(error).replace(path, str(prefix))
             raise UserError(f"{prefix}: not a readable TensorFlow checkpoint: {reason}") from None
+
+
+def _check_storage(prefix):
+    """Read all bytes of a TensorFlow checkpoint; raise OSError if the storage fails."""
+    directory, start = os.path.split(prefix)
+    for name in files.listdir(directory):
+        if name.startswith(f"{start}."):
+            with contextlib.suppress(FileNotFoundError):  # Removed in the meantime.
+                files.sha256(os.path.join(directory, name))
 
 
 def write_bundle(prefix: str | os.PathLike, tensors: Mapping[str, Any]) -> None:
@@ -212,7 +235,11 @@ class CheckpointManager:
         return values
 
     def is_readable(self, step: int) -> bool:
-        """Return True if the checkpoint of `step` is undamaged. All tensors are read."""
+        """Return True if the checkpoint of `step` is undamaged. All tensors are read.
+
+        Raises:
+            OSError: If the storage fails.
+        """
         try:
             return bool(self.info(step)) and bool(read(self.path(step)))
         except UserError:
@@ -314,6 +341,7 @@ class CheckpointManager:
 
         Raises:
             UserError: If all checkpoints are damaged.
+            OSError: If the storage fails. No checkpoint is renamed then.
         """
         steps, damaged, restored = self.steps(), [], None
         for step in reversed(steps):

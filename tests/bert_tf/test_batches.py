@@ -1,6 +1,7 @@
 """Batches of shards: order and position, both layouts, dynamic masks and damaged files."""
 
 import json
+import os
 import pathlib
 import shutil
 
@@ -511,3 +512,27 @@ def test_the_feature_and_the_record_that_do_not_fit_are_named(tmp_path, change, 
     if record == 0 and change == ("masked_lm_ids", None):
         with pytest.raises(UserError, match="record 0: no feature masked_lm_ids; it has"):
             inspection.write_manifest(str(tmp_path), Vocabulary(ENTRIES))
+    if record == 0 and change is None:
+        with pytest.raises(UserError, match="x.tfrecord: not a TFRecord file of tf.train.Exam"):
+            inspection.write_manifest(str(tmp_path), Vocabulary(ENTRIES))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs a file that fails")
+def test_a_shard_of_a_storage_that_fails_is_not_called_damaged(copy, tmp_path):
+    Vocabulary(ENTRIES).save(tmp_path / "vocab.txt")
+    (tmp_path / "a.tfrecord").symlink_to("/proc/self/mem")  # An "Input/output error".
+    with pytest.raises(UserError, match=r"a.tfrecord: cannot be read \(.*Input/output error"):
+        inspection.write_manifest(str(tmp_path), Vocabulary(ENTRIES))
+    path, parse = str(second_shard(copy)), tf_examples.parser(LENGTH, PREDICTIONS)
+    errors = [OSError("503 Service Unavailable")]
+
+    def parse_later(records):
+        def fail_once(records):
+            if errors:
+                raise errors.pop()
+            return records
+
+        return parse(tf.ensure_shape(tf.py_function(fail_once, [records], tf.string), [None]))
+
+    with pytest.raises(UserError, match=r"or could not be read \(.*503 Service.*\); rerun"):
+        list(inspection.read_shards([path], parse_later))

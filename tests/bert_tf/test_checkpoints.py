@@ -103,6 +103,39 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_previous_one_is_restore
     assert checkpoints.steps() == [1]
 
 
+def test_a_storage_that_fails_once_costs_no_checkpoint(tmp_path, monkeypatch):
+    checkpoints, said, target = saved(tmp_path, 1, 2), [], variables(0)
+    read_by_tensorflow = tf.compat.v1.train.NewCheckpointReader
+    errors = [tf.errors.UnavailableError(None, None, "503 Service Unavailable")]
+
+    def reader(prefix):
+        if errors:
+            raise errors.pop()
+        return read_by_tensorflow(prefix)
+
+    monkeypatch.setattr(tf.compat.v1.train, "NewCheckpointReader", reader)
+    assert checkpoints.restore_latest(target, said.append) == 2 and not errors
+    assert int(target["step"]) == 2 and said == [] and checkpoints.steps() == [1, 2]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs a file that fails")
+def test_a_storage_that_fails_is_reported_and_no_checkpoint_is_set_aside(tmp_path):
+    checkpoints, said, target = saved(tmp_path, 1, 2), [], variables(0)
+    data = pathlib.Path(checkpoints.path(2)) / "variables.data-00000-of-00001"
+    data.rename(tmp_path / "data")
+    data.symlink_to("/proc/self/mem")  # Reading its first bytes is an "Input/output error".
+    for function in (
+        lambda: checkpoints.restore_latest(target, said.append),
+        lambda: checkpoints.is_readable(2),
+    ):
+        with pytest.raises(OSError, match="Input/output error"):
+            function()
+    assert said == [] and checkpoints.steps() == [1, 2]
+    data.unlink()
+    (tmp_path / "data").rename(data)
+    assert checkpoints.restore_latest(target, said.append) == 2
+
+
 def test_checkpoints_saved_after_a_damaged_one_are_kept(tmp_path):
     checkpoints = saved(tmp_path, 4)
     checkpoints.annotate(4, 1.0, {})
