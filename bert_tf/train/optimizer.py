@@ -158,7 +158,8 @@ class AdamBase(keras.optimizers.Optimizer):
             code does not.
         layer_decay: Factor per layer; 1 for equal rates.
         scales_loss: Scales the loss of the train step dynamically, as float16 requires: a gradient
-            that is not finite skips the update and halves the scale.
+            that is not finite skips the update and halves the scale. A Keras model of your own
+            requires `compile(..., auto_scale_loss=False)` with it.
         name: Name of the Keras optimizer. Defaults to the class name in lower case.
     """
 
@@ -181,7 +182,12 @@ class AdamBase(keras.optimizers.Optimizer):
         self.weight_decay_rate, self.clip_norm = weight_decay_rate, clip_norm
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.bias_correction, self.layer_decay = bias_correction, layer_decay
-        self.scales_loss = scales_loss
+        self.scales_loss, self._has_scaled = scales_loss, False
+        if scales_loss:  # Keras scales the first loss before it builds the optimizer.
+            with keras.name_scope(self.name):
+                scale = keras.Variable(FIRST_LOSS_SCALE, False, "float32", name="loss_scale")
+                steps = keras.Variable(0, False, "int64", name="finite_steps")
+            object.__setattr__(self, "_of_scale", (scale, steps))
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Create both moments for each variable, once."""
@@ -197,13 +203,13 @@ class AdamBase(keras.optimizers.Optimizer):
             object.__setattr__(self, "_slots", slots_of)
             object.__setattr__(self, "_exponents", _exponents(variables))
             if self.scales_loss:
-                first = keras.initializers.Constant(FIRST_LOSS_SCALE)
-                self.loss_scale = self.add_variable((), first, "float32", name="loss_scale")
-                self.finite_steps = self.add_variable((), "zeros", "int64", name="finite_steps")
+                # As attributes Keras saves them, after the moments.
+                self.loss_scale, self.finite_steps = self._of_scale
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """Return the loss whose gradient `apply` expects."""
-        return loss * tf.convert_to_tensor(self.loss_scale) if self.scales_loss else loss
+        self._has_scaled = True
+        return loss * tf.convert_to_tensor(self._of_scale[0]) if self.scales_loss else loss
 
     def decays(self, variable: keras.Variable) -> bool:
         """Return True if weight decay applies to a variable."""
@@ -243,8 +249,8 @@ class AdamBase(keras.optimizers.Optimizer):
         unchanged. The constraints of the others hold afterwards.
 
         Args:
-            grads: Gradient of this replica's summand of the loss per variable, or `None`; times
-                `loss_scale` with `scales_loss`.
+            grads: Gradient of this replica's summand of the loss per variable, or `None`; with
+                `scales_loss`, of what `scale_loss` returns for it.
             trainable_variables: Variables of the gradients. Defaults to those of `build`.
             is_running: Bool scalar for a step that XLA compiles: `False` changes no variable, and
                 neither does a norm that is not finite, which raises no error. By default the step
@@ -259,8 +265,15 @@ class AdamBase(keras.optimizers.Optimizer):
         Raises:
             tf.errors.InvalidArgumentError: The norm is not finite, without `is_running` and
                 `scales_loss`. Code compiled by XLA omits this check.
-            ValueError: A variable was not passed to `build`, or none has a gradient.
+            ValueError: A variable was not passed to `build`, none has a gradient, or the loss was
+                not scaled though `scales_loss` is set.
         """
+        if self.scales_loss and not self._has_scaled:
+            raise ValueError(
+                f"{type(self).__name__}(scales_loss=True): received gradients of a loss that "
+                "`scale_loss` has not scaled; with Keras expected compile(..., "
+                "auto_scale_loss=False), since it scales the loss itself otherwise"
+            )
         if trainable_variables is not None:
             self.build(trainable_variables)
         variables = (

@@ -396,3 +396,43 @@ def test_float16_requires_an_optimizer_that_scales_the_loss():
     model = task.build_model(tiny_config(num_hidden_layers=1), "mixed_float16")
     with pytest.raises(ValueError, match="float16: expected an optimizer with scales_loss"):
         TrainStep(model, task.losses, AdamW(1e-3), make_strategy("none"), 0)
+
+
+def own_model(**options):
+    """Return a Keras model of one layer in float16, trained for two epochs on 32 rows."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="mixed_float16")])
+    model.compile(AdamW(1e-2, scales_loss=True), "mse", jit_compile=False, **options)
+    x = np.random.default_rng(0).normal(0, 0.1, (32, 4)).astype(np.float32)  # None overflows.
+    losses = model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0).history["loss"]
+    return model, x, losses
+
+
+def test_a_keras_model_scales_the_loss(tmp_path):
+    """Keras scales the first loss before it builds the optimizer."""
+    model, x, losses = own_model()
+    assert losses[1] < losses[0] and int(model.optimizer.iterations) == 8
+    assert int(model.optimizer.finite_steps) == 8
+    model.optimizer.loss_scale.assign(4.0)
+    model.save(tmp_path / "own.keras")
+    loaded = keras.saving.load_model(tmp_path / "own.keras").optimizer
+    assert [of.path.split("/")[-1] for of in loaded.variables[-2:]] == [
+        "loss_scale",
+        "finite_steps",
+    ]
+    assert (float(loaded.loss_scale), int(loaded.finite_steps)) == (4.0, 8)
+    model.fit(np.inf * x[:8], x[:8, :1], batch_size=8, verbose=0)
+    assert float(model.optimizer.loss_scale) == 2.0 and int(model.optimizer.iterations) == 8
+
+
+def test_a_loss_is_not_scaled_twice():
+    """Under a global policy of float16, Keras wraps the optimizer in its own."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with pytest.raises(ValueError, match=r"expected compile\(..., auto_scale_loss=False"):
+            own_model()
+        model, _, _ = own_model(auto_scale_loss=False)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert int(model.optimizer.finite_steps) == 8
