@@ -303,18 +303,19 @@ class TrainingLoop:
     def _log_step(self, step, logs, clock, progress):
         """Record the metrics of a step and show them."""
         values = {name: float(value) for name, value in logs.items() if name not in COUNTS}
-        rate = clock.per_second(clock.units)
-        self.run.log_metrics(
-            {"step": step, **values, f"{self.throughput_unit}_per_second": round(rate, 1)}
-        )
-        left = round(clock.seconds_per_step() * (self.num_train_steps - step))
         parts = [f"step {step}/{self.num_train_steps}", f"loss {values['loss']:.4f}"]
         parts += [f"{name} {values[name]:.4f}" for name in self.step.metrics]
-        parts += [f"lr {values['learning_rate']:.2e}", f"{rate:.0f} {self.throughput_unit}/s"]
-        if self.flops_per_token is not None:
-            flops = clock.per_second(clock.tokens) * self.flops_per_token
-            parts.append(f"{flops / 1e12:.3f} TFLOP/s")
-        parts.append(f"ETA {datetime.timedelta(seconds=left)}")
+        parts.append(f"lr {values['learning_rate']:.2e}")
+        if clock.seconds:  # Nothing is known of the time of a step after the first call alone.
+            rate = clock.units / clock.seconds
+            values[f"{self.throughput_unit}_per_second"] = round(rate, 1)
+            parts.append(f"{rate:.0f} {self.throughput_unit}/s")
+            if self.flops_per_token is not None:
+                flops = clock.tokens / clock.seconds * self.flops_per_token
+                parts.append(f"{flops / 1e12:.3f} TFLOP/s")
+            left = round(clock.seconds / clock.steps * (self.num_train_steps - step))
+            parts.append(f"ETA {datetime.timedelta(seconds=left)}")
+        self.run.log_metrics({"step": step, **values})
         progress.show("  ".join(parts), loss=f"{values['loss']:.4f}")
 
 
@@ -342,11 +343,3 @@ class _Clock:
     def restart(self) -> None:
         """Exclude the time since the last step, which was spent on an evaluation."""
         self.since = time.monotonic()
-
-    def per_second(self, count: int) -> float:
-        """Return the rate of `units` or `tokens`."""
-        return count / self.seconds if self.seconds else 0.0
-
-    def seconds_per_step(self) -> float:
-        """Return the mean duration of a step in seconds."""
-        return self.seconds / self.steps if self.steps else 0.0

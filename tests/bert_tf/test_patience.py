@@ -48,7 +48,7 @@ class Linear(keras.Model):
 def train(tmp_path, config, vocabulary):
     """Return a function that trains or resumes a run whose evaluations return SCORES."""
 
-    def call(name="run", patience=3, scores=SCORES, last=LAST, optimizer=None):
+    def call(name="run", patience=3, scores=SCORES, last=LAST, optimizer=None, log_every=5):
         path, said = tmp_path / name, []
         if Run.exists(path):
             run = Run.open(path)
@@ -71,7 +71,7 @@ def train(tmp_path, config, vocabulary):
             lambda step, local: small.batches().skip(step),
             last,
             save_every=3,
-            log_every=5,
+            log_every=log_every,
             log=said.append,
             evaluate=evaluate if scores else None,
             evaluate_every=2,
@@ -140,6 +140,14 @@ def test_the_rate_counts_the_time_of_each_step(train, monkeypatch):
     run, _ = train(scores=None)
     rates = [line["examples_per_second"] for line in run.metrics() if "loss" in line]
     assert rates == [8.0] * 3  # A batch has 8 rows.
+
+
+def test_the_first_call_has_no_rate(train):
+    """It is not timed, since it builds the graph."""
+    run, said = train(scores=None, last=3, log_every=1)
+    assert ["examples_per_second" in line for line in run.metrics()] == [False, True, True]
+    for text in ("examples/s", "ETA"):
+        assert [text in line for line in said] == [False, True, True]
 
 
 def test_a_nan_score_is_no_improvement(train):
