@@ -903,7 +903,7 @@ class TaskModel(EncoderModel):
         return y
 
     def _check_callbacks(self, callbacks):
-        """Raise UserError for callbacks that would fail in the middle of a `fit`."""
+        """Raise UserError for callbacks that would fail in the middle of a `fit`, or change it."""
         schedules = keras.optimizers.schedules.LearningRateSchedule
         setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
         for callback in callbacks:
@@ -914,6 +914,13 @@ class TaskModel(EncoderModel):
                 raise UserError(
                     f"callbacks: {name} requires a constant learning rate, but the optimizer has a "
                     "schedule; call compile(AdamW(2e-5))"
+                )
+            frequency = getattr(callback, "save_freq", "epoch")
+            if isinstance(callback, keras.callbacks.BackupAndRestore) and frequency != "epoch":
+                # Keras resumes at the start of the epoch, with the weights of its middle.
+                raise UserError(
+                    f"callbacks: {name} with save_freq={frequency} would repeat batches of an "
+                    "epoch; expected save_freq='epoch'"
                 )
             if isinstance(callback, keras.callbacks.TensorBoard) and not find_spec("tensorboard"):
                 raise UserError(

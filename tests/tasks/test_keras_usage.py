@@ -155,6 +155,17 @@ def test_a_rate_is_reduced_unless_the_optimizer_has_a_schedule(model, weights):
     assert float(other.optimizer.learning_rate.numpy()) == pytest.approx(1e-5)
 
 
+def test_backups_in_the_middle_of_an_epoch_are_refused(model, tmp_path):
+    """Keras would resume at the start of the epoch, with the weights of its middle."""
+    callback = keras.callbacks.BackupAndRestore(str(tmp_path), save_freq=3)
+    with pytest.raises(UserError) as raised:
+        model.fit(ROWS, NAMES, callbacks=[callback])
+    assert str(raised.value) == (
+        "callbacks: BackupAndRestore with save_freq=3 would repeat batches of an epoch; expected "
+        "save_freq='epoch'"
+    )
+
+
 def test_event_files_need_a_package(model, monkeypatch, tmp_path):
     monkeypatch.setattr(task_model, "find_spec", lambda name: None)
     callback = keras.callbacks.TensorBoard(str(tmp_path))
