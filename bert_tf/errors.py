@@ -8,8 +8,15 @@ from collections.abc import Iterator
 class UserError(ValueError):
     """Invalid input, with a one-line message: subject, expected, received, remedy.
 
-    Commands print the message and exit with status 2.
+    Commands print the message and exit with status 2. Line breaks, such as those of an array or a
+    table in the message, become spaces.
     """
+
+    # Otherwise Keras adds lines with the arguments of the layer that raises the error.
+    _keras_call_info_injected = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__(re.sub(r"\s*\n\s*", " ", message))
 
 
 class DivergenceError(UserError):

@@ -17,7 +17,7 @@ from bert_tf.system.scalars import to_python
 from tasks.base.task import Task, check_positive, task_class
 from tasks.base.task_types import default_settings, read_file
 from tasks.data.examples import Examples
-from tasks.data.readers.memory import as_list, jsonable, without_axis
+from tasks.data.readers.memory import as_list, is_missing, jsonable, without_axis
 from tasks.data.readers.rows import raise_bad_rows
 
 
@@ -227,12 +227,24 @@ def _num_first(count, fraction):
 def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:
     """Return labels or weights without what Keras allows around them, otherwise unchanged.
 
-    That is, a dict by the name of the task's output and, if a row has one value (`is_scalar`), a
-    shape of (N, 1).
+    That is, a dict by the name of the task's output, a table of multi-hot labels and, if a row has
+    one value (`is_scalar`), a shape of (N, 1).
     """
     if isinstance(values, Mapping) and len(task.losses) == 1 and set(values) == set(task.losses):
         (values,) = values.values()
+    if getattr(task, "multi_label", False) and hasattr(values, "columns"):
+        names = {str(name): name for name in values.columns}
+        if set(names) == set(task.labels) and len(values.columns) == len(names):
+            columns = [as_list(values[names[label]], "y") for label in task.labels]
+            return np.column_stack([list(map(_multi_hot, column)) for column in columns])
     return without_axis(values) if is_scalar else values
+
+
+def _multi_hot(value):
+    """Return a multi-hot entry of a table as a float, which is no id; other values unchanged."""
+    if is_missing(value):
+        return math.nan
+    return float(value) if isinstance(value, int) else value
 
 
 def _weights(task, labels, sample_weight, class_weight):

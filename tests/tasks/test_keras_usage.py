@@ -13,7 +13,7 @@ import tasks
 from bert_tf import AdamW, FitSchedule, UserError
 from tasks import TextRegressor
 from tasks.model import task_model
-from tasks.model.labelled_rows import Rows
+from tasks.model.labelled_rows import Rows, evaluation_examples
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 from tests.tasks.test_task_model_training import weights_of
@@ -55,6 +55,58 @@ def test_columns_of_a_table_are_rows(model, table):
         model.predict(table.rename(columns={"text": "body"}))
     with pytest.raises(UserError, match="y: expected a list, a NumPy array or a pandas column"):
         model.evaluate(table["text"], table[["intent"]])
+
+
+def test_a_table_of_multi_hot_labels_is_matched_by_name(weights, table):
+    import pandas
+
+    model = create_multi_label(weights, LABELS)
+    one_hot = pandas.get_dummies(table["intent"])
+    expected = model.encode(ROWS, [[name] for name in NAMES]).examples
+    for y in (one_hot, one_hot[list(LABELS[::-1])].astype(int), one_hot.astype("Int64")):
+        assert model.encode(table["text"], y).examples == expected
+        assert evaluation_examples(model.task, (table["text"], y)) == expected
+        np.testing.assert_array_equal(
+            model._labels_of_token_ids(y), np.eye(len(LABELS))[[LABELS.index(one) for one in NAMES]]
+        )
+    # Integers of two labels could be ids in a list.
+    two = create_multi_label(weights, ["1", "0"])
+    y = pandas.DataFrame([[1, 0], [0, 1]], columns=[0, 1])
+    assert two.encode(ROWS[:2], y).examples.labels == [(1,), (0,)]
+    for wrong in (one_hot.astype(float) / 2, one_hot.astype("Int64").where(one_hot)):
+        with pytest.raises(UserError, match="y: expected names, ids, or 3 values per row that are"):
+            model.encode(table["text"], wrong)
+
+
+def create_multi_label(weights, labels):
+    return tasks.TextClassifier.from_pretrained(
+        weights, labels=labels, multi_label=True, max_seq_length=12
+    )
+
+
+def test_messages_about_tables_have_one_line_and_name_columns(model, weights, table):
+    import pandas
+
+    one_hot, numbers = pandas.get_dummies(table["intent"]), pandas.Series([1.0, 2.0])
+    columns = "received a DataFrame with the columns "
+    for message, call in {
+        f"{columns}billing, hardware, software; pass one": lambda: model.encode(ROWS, one_hot),
+        f"{columns}intent; pass one of them": lambda: model.encode(ROWS, table[["intent"]]),
+        f"{columns}billing; pass one": lambda: create_multi_label(weights, LABELS).encode(
+            ROWS, one_hot[["billing"]]
+        ),
+        "expected at least two different names": lambda: create_multi_label(
+            weights, pandas.Series(["a", "b", "a"])
+        ),
+        "class_weight: expected a dict": lambda: model.fit(ROWS, NAMES, class_weight=numbers),
+        "seed=0    1.0 1    2.0 dtype: float64: expected an integer": lambda: (
+            tasks.TextRegressor.from_pretrained(weights, seed=numbers)
+        ),
+        "expected one of billing": lambda: model.encode(ROWS[:1], [np.zeros((30, 1))]),
+    }.items():
+        with pytest.raises(UserError) as raised:
+            call()
+        assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.medium

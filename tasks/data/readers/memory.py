@@ -63,8 +63,13 @@ def as_list(values: Any, what: str) -> list:
         raise UserError(
             f"{what}: expected a list, received the string {found!r:.60}; put it into a list"
         )
-    # Sets have no order; iterating over a DataFrame yields the names of its columns.
-    is_other = isinstance(found, Mapping | Set) or hasattr(found, "columns")
+    if hasattr(found, "columns"):  # Iterating over it yields the names of its columns.
+        columns = ", ".join(map(str, found.columns))
+        raise UserError(
+            f"{what}: expected a list, a NumPy array or a pandas column, received a "
+            f"{type(values).__name__} with the columns {columns:.80}; pass one of them"
+        )
+    is_other = isinstance(found, Mapping | Set)  # Sets have no order.
     if is_other or not hasattr(found, "__len__") or hasattr(found, "element_spec"):
         raise UserError(
             f"{what}: expected a list, a NumPy array or a pandas column, received "
