@@ -634,10 +634,19 @@ class TaggingTask(Task):
         label: WordTags | list[Entity]
         if isinstance(value, WordTags):
             label = value
-        elif (value := as_list(value, "label")) and all(isinstance(tag, str) for tag in value):
+        elif (value := as_list(value, "label")) and not all(map(_may_be_entity, value)):
+            for tag in value:
+                if not isinstance(tag, str):
+                    raise ValueError(
+                        'expected a tag per word as a string, such as "B-PER", or {"start", "end", '
+                        f'"type"}} per entity, received {tag!r:.80}'
+                    )
             words = texts["text"].split(" ")
             if len(words) != len(value):
-                raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
+                raise ValueError(
+                    f"expected {len(words)} tags, one per word, received {len(value)}; words are "
+                    "separated by spaces and contain none"
+                )
             label = WordTags(words, to_bio(value))
         else:
             label = entities_of({"entities": value}, len(texts["text"]))
@@ -795,6 +804,10 @@ def _joined(row, what):
         if not isinstance(word, str):
             raise UserError(f"{what}: expected words, received {type(word).__name__} {word!r:.60}")
     return " ".join(words)
+
+
+def _may_be_entity(value):
+    return isinstance(value, dict | list | tuple)
 
 
 def _types(label):

@@ -45,6 +45,19 @@ def test_entities_of_empty_texts():
         (["Anna", "Rome"], [["O"], [ENTITY]], r"y\[1\]: expected a tag per word, as in other"),
         ([["Anna"], [3]], [["O"], ["O"]], r"x: text\[1\]: expected words, received int 3"),
         ([["Anna"], 3], [["O"], ["O"]], r"x: text\[1\]: expected a string, received int 3"),
+        ([["Anna"], []], [[1], []], r"y\[0\]: expected a tag per word as a string, such as \"B-P"),
+        ([["Anna"]], [np.array([1])], r"y\[0\]: expected a tag per word .* entity, received 1$"),
+        ([["a", "b"]], [["O", None]], r"y\[0\]: expected a tag per word .* received None$"),
+        (
+            ["Anna"],
+            [(0, 4, "X")],
+            r"y\[0\]: .* or {\"start\", \"end\", \"type\"} per entity, received 0$",
+        ),
+        (
+            [["Anna Lee", "left"]],
+            [["B-X", "O"]],
+            r"y\[0\]: expected 3 tags, one per word, received 2; words are separated by space",
+        ),
     ],
 )
 def test_rows_of_another_kind_are_refused(x, y, message):
