@@ -141,6 +141,14 @@ class Encoder(keras.layers.Layer):
         own = tf.stack([tf.cast(replica_id, tf.int64) * 2**32, 0])
         return tf.cast(self.seed_generator.next(), tf.int64) * [1, 2**16] + own
 
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refuse lists by name, which Keras takes for arguments of other types."""
+        given = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
+        for name, values in given.items():
+            if isinstance(values, list | tuple):
+                raise UserError(f"{name}: expected a tensor, received a list; pass tf.constant")
+        return super().__call__(inputs, *args, **kwargs)
+
     def call(
         self,
         inputs: Mapping[str, tf.Tensor] | tf.Tensor,

@@ -31,6 +31,7 @@ WRONG_SPLITS = (
     "row_splits: expected to start at 0, to increase strictly and to end within input_ids"
 )
 
+_PER_TOKEN = ("input_ids", "segment_ids", "input_mask", "sequence_ids", "position_ids")
 _NAMES_OF_OTHERS = {  # Of Hugging Face and keras-hub.
     "token_ids": "input_ids",
     "attention_mask": "input_mask",
@@ -355,8 +356,27 @@ def with_defaults(inputs: Mapping[str, tf.Tensor] | tf.Tensor) -> dict[str, tf.T
 
 
 def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:
-    """Return the layout of encoder inputs: flat with `row_splits`, else packed."""
-    return FlatLayout(inputs) if "row_splits" in inputs else PackedLayout(inputs)
+    """Return the layout of encoder inputs: flat with `row_splits`, else packed.
+
+    Raises:
+        UserError: If an input per token has other axes, or another shape than `input_ids`.
+    """
+    is_flat = "row_splits" in inputs
+    rank, axes = (1, "(T,)") if is_flat else (2, "(B, L), or (T,) with row_splits")
+    of_ids = tf.TensorShape(inputs["input_ids"].shape)
+    given = {name: inputs[name] for name in _PER_TOKEN if name in inputs}
+    for name, values in given.items():
+        if isinstance(values, tf.RaggedTensor):
+            raise UserError(
+                f"{name}: expected a dense tensor, received a ragged one; pass to_tensor() and an "
+                "input_mask"
+            )
+        shape = tf.TensorShape(values.shape)
+        if shape.rank not in (None, rank):
+            raise UserError(f"{name}: expected the shape {axes}, received {shape}")
+        if not shape.is_compatible_with(of_ids):
+            raise UserError(f"{name}: expected the shape of input_ids, {of_ids}, received {shape}")
+    return FlatLayout(inputs) if is_flat else PackedLayout(inputs)
 
 
 def _key_bias(is_token_BL):

@@ -192,6 +192,41 @@ def test_inputs_named_as_elsewhere_are_not_ignored(config, inputs_BL, own, other
         Encoder(config)(inputs)
 
 
+IDS_BL = np.array([[2, 10, 11, 3]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (IDS_BL.tolist(), "input_ids: expected a tensor, received a list; pass tf.constant"),
+        ({"input_ids": [[2, 3]]}, "input_ids: expected a tensor, received a list; pass tf.const"),
+        (IDS_BL[0], "input_ids: expected the shape (B, L), or (T,) with row_splits, received (4,)"),
+        (IDS_BL[0, 0], "input_ids: expected the shape (B, L), or (T,) with row_splits, received "),
+        (
+            tf.ragged.constant([[2, 3], [2]]),
+            "input_ids: expected a dense tensor, received a ragged",
+        ),
+        (
+            {"input_ids": IDS_BL, "input_mask": np.ones((1, 6), np.int32)},
+            "input_mask: expected the shape of input_ids, (1, 4), received (1, 6)",
+        ),
+        (
+            {"input_ids": IDS_BL, "segment_ids": np.zeros((2, 4), np.int32)},
+            "segment_ids: expected the shape of input_ids, (1, 4), received (2, 4)",
+        ),
+        (
+            {"input_ids": IDS_BL, "row_splits": np.array([0, 4])},
+            "input_ids: expected the shape (T,), received (1, 4)",
+        ),
+    ],
+    ids=["list", "dict of list", "one axis", "scalar", "ragged", "mask", "segments", "flat"],
+)
+def test_inputs_of_another_shape_are_refused(config, inputs, message):
+    with pytest.raises(UserError) as raised:
+        Encoder(config)(inputs)
+    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+
+
 def test_flat_inputs_without_segments_are_one_segment(config):
     encoder = make_encoder(config, small.random_weights(config))
     given = {name: values for name, values in FLAT.items() if name != "segment_ids"}
