@@ -23,6 +23,24 @@ class DivergenceError(UserError):
     """Loss, gradient or outputs of a model are not finite."""
 
 
+# Lines of TensorFlow's messages that are about its graph.
+_OF_GRAPH = re.compile(r"Graph execution error:|Detected at node |<stack traces |\d+ root err|\s|$")
+
+
+def tensorflow_reason(error: Exception | str) -> str:
+    """Return in one line why TensorFlow failed, without the names in its graph.
+
+    Args:
+        error: Error that it raised, or the message of a server that runs it.
+    """
+    message = str(getattr(error, "message", error) or "no reason available")
+    if found := re.search(r"assertion failed: \[(.+?)\](?: \[|\s*\n|$)", message, re.DOTALL):
+        return " ".join(found[1].split())
+    message = re.sub(r"\n +\(0\) [A-Z_]+: +", "\n", message)  # The first of several errors.
+    lines = [line for line in message.splitlines() if not _OF_GRAPH.match(line)]
+    return re.sub(r"\{\{\w+ \S+\}\} | \[Op:.*", "", (lines or message.split("\n"))[0]).strip()
+
+
 _is_command = False
 
 

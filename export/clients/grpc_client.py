@@ -5,7 +5,7 @@ import re
 
 import tensorflow as tf
 
-from bert_tf.errors import UserError, argument_names
+from bert_tf.errors import UserError, argument_names, tensorflow_reason
 from export.clients.client import ModelClient
 from export.clients.signature_defs import from_definitions
 from tasks.data.examples import as_tensor
@@ -70,7 +70,7 @@ class GrpcClient(ModelClient):
         try:
             return method(request, timeout=self.timeout)
         except self._grpc.RpcError as error:
-            code, message = error.code(), error.details()
+            code, message = error.code(), tensorflow_reason(error.details())
         if code == self._grpc.StatusCode.DEADLINE_EXCEEDED:
             message = f"no response within {self.timeout:g} seconds"
         elif code == self._grpc.StatusCode.UNAVAILABLE:

@@ -6,7 +6,7 @@ import pathlib
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
-from bert_tf.errors import UserError, argument_names
+from bert_tf.errors import UserError, argument_names, tensorflow_reason
 from bert_tf.system.processes import FirstCalls
 from export.clients.client import ModelClient
 from export.clients.signature_defs import read_signatures
@@ -57,5 +57,5 @@ class LocalClient(ModelClient):
                 **{name: as_tensor(values, specs[name].rank) for name, values in inputs.items()},
             )
         except tf.errors.OpError as error:
-            raise UserError(f"{self.path}: {error.message}") from None
+            raise UserError(f"{self.path}: {tensorflow_reason(error)}") from None
         return {name: jsonable(values) for name, values in outputs.items()}

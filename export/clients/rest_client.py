@@ -11,7 +11,7 @@ import requests
 import requests.auth
 import urllib3
 
-from bert_tf.errors import UserError, argument_names
+from bert_tf.errors import UserError, argument_names, tensorflow_reason
 from bert_tf.storage import strict_json
 from export.clients.client import ModelClient
 from export.clients.signatures import Signature, Tensor, is_public_signature, to_shape
@@ -69,7 +69,7 @@ class RestClient(ModelClient):
             )
             if status == 200:
                 return read(response)
-            message = str(response["error"])
+            message = tensorflow_reason(str(response["error"]))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise UserError(
                 f"--url={self.url}: not a TensorFlow Serving API: HTTP status {status}, {kind}"

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.errors import UserError, argument_names
+from bert_tf.errors import UserError, argument_names, tensorflow_reason
 from bert_tf.system.processes import count_processors
 from bert_tf.text.encoder_inputs import flat_to_padded
 from bert_tf.text.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ class LiteRTClient(ModelClient):
         try:
             outputs = self._pipeline.signatures[signature.name](*tensors)
         except tf.errors.OpError as error:
-            raise UserError(f"{self.path}: {error.message}") from None
+            raise UserError(f"{self.path}: {tensorflow_reason(error)}") from None
         return {name: jsonable(values) for name, values in outputs.items()}
 
 

@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 
-from bert_tf.errors import UserError, argument_names, flag_names
+from bert_tf.errors import UserError, argument_names, flag_names, tensorflow_reason
 from bert_tf.system import command
 from bert_tf.system.processes import count_processors
 from tests.conftest import COMMANDS, ROOT
@@ -392,6 +392,33 @@ def test_a_tensorflow_error_is_reported_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["x", "--name=n", "--verbosity=0"])
     with pytest.raises(tf.errors.OutOfRangeError):
         command.run_main(fail, Settings, "doc")
+
+
+GRAPH_ERROR = (
+    "Graph execution error:\n\nDetected at node f/g defined at (most recent call last):\n"
+    '<stack traces unavailable>\n  File "x.py", line 3, in f\n\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (None, "no reason available"),
+        ("", "no reason available"),
+        ("a; No such file\n You may set `experimental_io_device`", "a; No such file"),
+        ("{{function_node __wrapped__A_device_/job:b/task:0}} a {{b}} [Op:A] name: ", "a {{b}}"),
+        (f"{GRAPH_ERROR}rows differ\n\t [[{{{{node f/g}}}}]] [Op:__inference_f_2]", "rows differ"),
+        (f"{GRAPH_ERROR}assertion failed: [a: too\nmany] [Condition x <= y] [4]\n", "a: too many"),
+        ("assertion failed: [sizes [1, 2] differ]\n\t [[{{node g}}]]", "sizes [1, 2] differ"),
+        (f"{GRAPH_ERROR}2 root error(s) found.\n  (0) INTERNAL:  bad\n  (1) INTERNAL:  b", "bad"),
+        (" \n", ""),
+    ],
+)
+def test_a_reason_of_tensorflow_is_its_own_text_in_one_line(message, reason):
+    import tensorflow as tf
+
+    assert tensorflow_reason(tf.errors.InternalError(None, None, message)) == reason
+    assert tensorflow_reason(message) == reason
 
 
 def test_the_python_api_names_flags_in_a_command_only():

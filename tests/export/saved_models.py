@@ -29,6 +29,7 @@ class Echo(tf.Module):
 
     @tf.function(input_signature=[_strings(None), _strings(None, None)])
     def choose(self, prompt, choices):
+        tf.debugging.assert_less_equal(tf.shape(choices)[1], 9, "choices: too many. Expected: <= 9")
         lengths = tf.strings.length(choices)
         return {"joined": prompt[:, None] + choices, "choice": tf.argmax(lengths, 1, tf.int32)}
 

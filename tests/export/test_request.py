@@ -170,6 +170,11 @@ def test_sizes_and_ranks_of_a_signature_may_be_unknown(targets):
         ),
         ("twice", {"x": ["a"]}, "^signature=twice: x is float32 of rank 2; only strings"),
         ("one", {"text": ["many"]}, "could not correctly convert string: many"),
+        (
+            "choose",
+            {"prompt": ["a"], "choices": [["b"] * 10]},
+            r"^\S+: choices: too many. Expected: <= 9$",
+        ),
     ],
 )
 def test_a_wrong_request_is_reported_alike(targets, signature, inputs, message):
