@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from bert_tf.errors import UserError, argument_names
+from bert_tf.errors import UserError, argument_names, tensorflow_reason
 from bert_tf.storage import ownership
 from bert_tf.storage.files import sync
 from bert_tf.system.progress import Progress
@@ -185,10 +185,9 @@ def _publish(model, output_dir, precision, portable, device, gate, log):
             return _rename_to_next_version(temporary, output_dir)
     except (OSError, tf.errors.OpError) as error:
         # TensorFlow reports a full disk as one of several error types; raise one type for all.
-        reason = getattr(error, "message", None) or str(error)
         raise OSError(
             getattr(error, "errno", None) or errno.EIO,
-            f"export failed ({reason.split(' [Op:')[0].strip()}); nothing is published",
+            f"export failed ({tensorflow_reason(error)}); nothing is published",
             str(output_dir),
         ) from None
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from bert_tf.config import BertConfig, strips_accents
 from bert_tf.data import masking, tf_examples
 from bert_tf.data.manifest import Manifest
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, tensorflow_reason
 from bert_tf.storage import files
 from bert_tf.text.encoder_inputs import (
     PackedShape,
@@ -125,7 +125,7 @@ def bad_record(error: tf.errors.OpError, where: str = "") -> UserError | None:
     if is_missing or isinstance(error, tf.errors.DataLossError):
         return UserError(
             f"{where}a shard is {'missing' if is_missing else 'damaged'} "
-            f"({error.message.splitlines()[0]}); run bert-tf inspect_shards to find it"
+            f"({tensorflow_reason(error)}); run bert-tf inspect_shards to find it"
         )
     return None
 

@@ -16,7 +16,7 @@ from bert_tf.data import masking, tf_examples
 from bert_tf.data.instances import make_instances, to_examples, tokenize_documents
 from bert_tf.data.settings import MASK_SETTINGS, WriteShardsSettings
 from bert_tf.data.sharded_output import Entry, Span
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, tensorflow_reason
 from bert_tf.storage import files
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import Vocabulary
@@ -84,7 +84,8 @@ class ShardWriter:
                         for record in tf_examples.serialize(examples):
                             writer.write(record)
             except tf.errors.OpError as error:
-                raise OSError(errno.EIO, f"cannot be written: {error.message}") from None
+                reason = tensorflow_reason(error)
+                raise OSError(errno.EIO, f"cannot be written: {reason}") from None
             return {
                 "file": name,
                 "records": len(instances),

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, tensorflow_reason
 
 Stream = BinaryIO | io.RawIOBase  # Binary streams. Only remote ones are unbuffered.
 
@@ -386,8 +386,7 @@ def _called(path, function, *arguments, **options):
             tf.errors.ResourceExhaustedError: errno.ENOSPC,
             tf.errors.OutOfRangeError: errno.EFBIG,
         }.get(type(error), errno.EIO)
-        reason = (error.message or type(error).__name__).splitlines()[0].split(" [Op:")[0]
-        raise OSError(number, reason, str(path)) from None
+        raise OSError(number, tensorflow_reason(error), str(path)) from None
 
 
 class _RemoteFile(io.RawIOBase):

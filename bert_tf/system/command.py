@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags
 from absl import logging as absl_logging
 
-from bert_tf.errors import UserError, flag_names
+from bert_tf.errors import UserError, flag_names, tensorflow_reason
 from bert_tf.system.environment import has_visible_gpu
 from bert_tf.system.processes import check_backend, count_processors
 from bert_tf.system.progress import log
@@ -171,10 +171,8 @@ def run_main(
         tf = sys.modules.get("tensorflow")
         if verbose or tf is None or not isinstance(error, tf.errors.OpError):
             raise
-        reason = (error.message or "no reason available").splitlines()[0]
-        _fail(
-            f"TensorFlow: {type(error).__name__}: {reason} (--verbosity=0 prints the traceback)", 1
-        )
+        reason = f"{type(error).__name__}: {tensorflow_reason(error)}"
+        _fail(f"TensorFlow: {reason} (--verbosity=0 prints the traceback)", 1)
 
 
 def use_utf8() -> None:

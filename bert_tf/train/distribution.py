@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, tensorflow_reason
 from bert_tf.train.cluster import Cluster
 from bert_tf.train.compilation import GPU, is_accelerated, is_default
 from bert_tf.train.signals import default_signals
@@ -72,7 +72,7 @@ def _tpu(name):
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (tf.errors.OpError, OSError, ValueError) as error:
-        reason = (getattr(error, "message", None) or str(error)).splitlines()[0][:200]
+        reason = tensorflow_reason(error)[:200]
         raise UserError(
             f"--strategy=tpu --tpu={name}: no TPU found ({reason}); expected a TPU name, a grpc:// "
             "address, or local on a TPU VM"

@@ -46,7 +46,9 @@ class LocalClient(ModelClient):
             self._first_calls = FirstCalls()
             super().__init__(read_signatures(self.path))
         except (OSError, tf.errors.OpError) as error:
-            raise UserError(f"{self.path}: not a loadable SavedModel: {error}") from None
+            raise UserError(
+                f"{self.path}: not a loadable SavedModel: {tensorflow_reason(error)}"
+            ) from None
 
     def _predict(self, inputs, signature):
         specs = signature.inputs

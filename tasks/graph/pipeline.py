@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations of published tokenizers.
 
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, tensorflow_reason
 from bert_tf.runs.checkpoints import load_saved_model
 from bert_tf.system.processes import FirstCalls
 from bert_tf.text.encoder_inputs import Packed, to_padded
@@ -400,7 +400,8 @@ class PublishedModel(Serving):
             self._model = load_published(version)
             served = self._model.signatures["serving_default"]
         except (OSError, KeyError, tf.errors.OpError) as error:
-            raise UserError(f"{version}: not a published model: {error}") from None
+            reason = tensorflow_reason(error)
+            raise UserError(f"{version}: not a published model: {reason}") from None
         names, specs = task.input_names, served.structured_input_signature[1]
 
         @tf.function(input_signature=[specs[name] for name in names], autograph=False)

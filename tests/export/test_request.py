@@ -56,6 +56,13 @@ def test_a_model_may_be_moved_to_any_path(echo_dir, tmp_path):
     assert LocalClient(moved).predict({"text": ["a"]})["text"] == ["a"]
 
 
+def test_a_damaged_model_is_reported_in_one_line(echo_dir, tmp_path):
+    shutil.copytree(echo_dir, tmp_path / "echo")
+    (tmp_path / "echo" / "3" / "variables" / "variables.index").unlink()
+    with pytest.raises(UserError, match=r"3: not a loadable SavedModel: Unsuccessful.*\Z"):
+        LocalClient(tmp_path / "echo")
+
+
 @pytest.fixture
 def closed_port():
     """Return a port that is bound but not listening."""
