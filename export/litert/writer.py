@@ -6,6 +6,7 @@ The file has passed the parity check before an atomic rename makes it visible.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import tempfile
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow as tf
 
-from bert_tf.errors import UserError, argument_names
+from bert_tf.errors import UserError, argument_names, tensorflow_reason
 from bert_tf.storage import files, ownership, paths
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
@@ -87,8 +88,11 @@ def write_litert(
         temporary = files.temporary_name(output)
         try:
             return _write(model, temporary, output, quantize, log)
-        except OSError as error:
-            raise OSError(error.errno, f"{error.strerror}; nothing is written", output) from None
+        except (OSError, tf.errors.OpError) as error:
+            # TensorFlow converts a SavedModel in a temporary directory, which may be full.
+            reason = getattr(error, "strerror", None) or tensorflow_reason(error)
+            number = getattr(error, "errno", None) or errno.EIO
+            raise OSError(number, f"{reason}; nothing is written", output) from None
         finally:
             with contextlib.suppress(OSError):
                 files.remove(temporary)

@@ -1,8 +1,11 @@
 """LiteRT files: conversion of every task type, parity check, archive and requests."""
 
+import contextlib
 import dataclasses
+import errno
 import functools
 import json
+import re
 import threading
 import zipfile
 
@@ -261,6 +264,28 @@ def test_an_existing_file_is_kept(tmp_path):
     with pytest.raises(UserError, match="is part of the input"):
         ExportLiteRTSettings(run=str(tmp_path), output=str(path), overwrite=True)
     assert path.read_bytes() == b"of somebody"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.ResourceExhaustedError(
+            None, None, "{{function_node __wrapped__SaveV2}} a; No space left on device [Op:SaveV2]"
+        ),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
+def test_a_full_disk_is_an_error_of_the_file(error, classifier, monkeypatch, tmp_path):
+    def write(*arguments):
+        raise error
+
+    monkeypatch.setattr(writer, "loaded", lambda *arguments: contextlib.nullcontext(classifier))
+    monkeypatch.setattr(writer, "_write", write)
+    path = tmp_path / "model.tflite"
+    with pytest.raises(OSError) as raised:
+        write_litert(classifier, path)
+    assert re.fullmatch(r"(a; )?No space left on device; nothing is written", raised.value.strerror)
+    assert raised.value.filename == str(path) and not list(tmp_path.iterdir())
 
 
 def test_an_unknown_quantization_is_rejected(tmp_path):
