@@ -1,10 +1,12 @@
 """Client of TensorFlow Serving's REST API. TensorFlow is not imported."""
 
 import base64
+import concurrent.futures
 import ctypes
 import http.client
 import re
 import ssl
+import threading
 import urllib.parse
 
 import requests
@@ -79,20 +81,8 @@ class RestClient(ModelClient):
     def _exchanged(self, path: str, request: dict | None) -> tuple[int, str, bytes]:
         """Return (status, content type, body) of the server's response, also of errors."""
         try:
-            with requests.request(
-                "GET" if request is None else "POST",
-                self.url + path,
-                json=request,
-                timeout=self.timeout,
-                stream=True,
-                auth=self._auth,
-                allow_redirects=False,  # Most of them make a GET of a POST.
-                proxies={"all": ""},  # Ignores ALL_PROXY, unlike http_proxy and https_proxy.
-                # The certificates that the system trusts; those of requests are other ones.
-                verify=_CERTIFICATES.cafile or _CERTIFICATES.capath or True,
-            ) as response:
-                body = response.raw.read(MAX_RESPONSE_BYTES + 1, decode_content=True)
-        except _ERRORS as error:
+            response, body = _within(self.timeout, lambda: self._received(path, request))
+        except (*_ERRORS, TimeoutError) as error:
             raise UserError(f"--url={self.url}: {_problem(error, self.timeout)}") from None
         if response.is_redirect:
             address = urllib.parse.urljoin(self.url + path, response.headers["Location"])
@@ -108,6 +98,22 @@ class RestClient(ModelClient):
         kind = response.headers.get("Content-Type", "text/plain").partition(";")[0]
         return response.status_code, kind, body
 
+    def _received(self, path, request):
+        """Return the server's response and its body, of which no more is read than is allowed."""
+        with requests.request(
+            "GET" if request is None else "POST",
+            self.url + path,
+            json=request,
+            timeout=self.timeout,
+            stream=True,
+            auth=self._auth,
+            allow_redirects=False,  # Most of them make a GET of a POST.
+            proxies={"all": ""},  # Ignores ALL_PROXY, unlike http_proxy and https_proxy.
+            # The certificates that the system trusts; those of requests are other ones.
+            verify=_CERTIFICATES.cafile or _CERTIFICATES.capath or True,
+        ) as response:
+            return response, response.raw.read(MAX_RESPONSE_BYTES + 1, decode_content=True)
+
 
 def _without_user(url):
     """Return a URL without user and password, which no message may show; and what sends them."""
@@ -116,6 +122,24 @@ def _without_user(url):
         return url, lambda prepared: prepared  # Unlike `None`, sends no password from ~/.netrc.
     user, password = map(urllib.parse.unquote_to_bytes, found.groups()[1:])
     return (found[1] or "") + url[found.end() :], requests.auth.HTTPBasicAuth(user, password)
+
+
+def _within(seconds, function):
+    """Return the result of a function, or raise TimeoutError and leave its thread behind.
+
+    The time limits of sockets are those of one read: a server that sends a byte now and then would
+    never reach them.
+    """
+    future: concurrent.futures.Future = concurrent.futures.Future()
+
+    def run():
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
 
 
 def _problem(error, timeout):

@@ -1,6 +1,7 @@
 """Requests to a model by directory, REST and gRPC: equal predictions, clear errors."""
 
 import base64
+import contextlib
 import http.server
 import json
 import os
@@ -292,6 +293,30 @@ def test_a_missing_or_silent_server_is_reported(closed_port, silent_port):
         RestClient(f"http://127.0.0.1:{silent_port}/v1/models/echo", 0.1)
     with pytest.raises(UserError, match="no response within 0.1 seconds"):
         GrpcClient(f"127.0.0.1:{silent_port}", "echo", 0.1)
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"])
+def test_a_response_byte_by_byte_has_the_same_time_limit(start):
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip():
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(start)
+                for _ in range(100):
+                    if is_over.wait(0.05):
+                        break
+                    connection.sendall(b"H")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with pytest.raises(UserError, match="no response within 0.2 seconds"):
+                RestClient(f"http://127.0.0.1:{listening.getsockname()[1]}/v1/models/echo", 0.2)
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def test_a_server_other_than_tf_serving_is_reported(stranger, addresses):
