@@ -15,6 +15,7 @@ from bert_tf.errors import DivergenceError
 from bert_tf.runs.checkpoints import CHECKPOINT_FILES, assign, model_variables, read
 from bert_tf.runs.run import Run
 from bert_tf.system.progress import Progress
+from bert_tf.train.compilation import is_accelerated
 from bert_tf.train.distribution import (
     LocalReplicas,
     distribute,
@@ -87,7 +88,7 @@ class TrainingLoop:
             UserError: A shard is missing or damaged, or a worker is lost.
         """
         checkpoints, variables = self.run.checkpoints, self.variables()
-        end = self.num_train_steps if self.last_step is None else self.last_step
+        end = self._end
         step = self._restore(variables)
         if step is None:
             step = 0
@@ -109,13 +110,14 @@ class TrainingLoop:
                 self.step.is_compiled,
             )
         )
-        clock = _Clock(self.throughput_unit)
+        clock, is_late = _Clock(self.throughput_unit), is_accelerated(self.step.strategy)
         progress = Progress(self.log, "steps", self.num_train_steps, step)
         with defer_signals() as signal_arrived, progress:
             if is_due:
                 self._evaluate(step)
             patience_exhausted = self._patience_exhausted()
-            unread: list[tuple[dict[str, tf.Tensor], int]] = []  # Results of calls, and steps.
+            # Results of calls, their first steps, and their numbers of steps.
+            unread: list[tuple[dict[str, tf.Tensor], int, int]] = []
             logs, no_norm = None, tf.constant(0.0)
             while step < end and not patience_exhausted:
                 # A call never crosses a log line, checkpoint or evaluation, so Python handles each
@@ -123,23 +125,26 @@ class TrainingLoop:
                 count = self._steps_until_next_event(step, end)
                 norm = unread[-1][0]["gradient_norm"] if unread else no_norm
                 asked = signal_arrived() is not None
-                unread.append((self._steps(iterator, step, asked, count, norm), count))
+                try:
+                    results = self._steps(iterator, step, asked, count, norm)
+                except Exception:
+                    self._read(unread, 0, clock, progress)  # The steps before are logged.
+                    raise
+                unread.append((results, step, count))
                 step += count
                 evaluates, is_last = self._evaluates_at(step), step == end
                 is_saved = is_last or any(step % every == 0 for every in self._save_intervals)
-                is_logged = is_last or step % self.log_every == 0
                 # Results are read one call late, so that a GPU never waits for Python, unless
                 # something is due that needs them. The clock starts at the end of the first call.
-                is_read = is_saved or is_logged or not clock.first_call_is_over
-                logs = self._read(unread, 0 if is_read else 1, step, clock) or logs
+                # A CPU has computed them already.
+                is_read = is_saved or not clock.first_call_is_over or not is_late
+                logs = self._read(unread, 0 if is_read else 1, clock, progress) or logs
                 progress.move(step)
-                if is_logged:
-                    self._log_step(step, logs, clock, progress)
                 signum = self._asked(logs, signal_arrived())
                 # The checkpoint precedes the evaluation: if the process dies while it evaluates, a
                 # restart repeats the evaluation only.
                 if is_saved or signum:
-                    logs = self._read(unread, 0, step, clock) or logs
+                    logs = self._read(unread, 0, clock, progress) or logs
                     checkpoints.save(step, variables)
                 if signum:
                     raise self._interrupted(step, signum)
@@ -157,15 +162,14 @@ class TrainingLoop:
                 f"last {self.patience} evaluation{'s' * (self.patience != 1)}"
             )
 
-    def _read(self, unread, num_kept, step, clock):
+    def _read(self, unread, num_kept, clock, progress):
         """Read the results of all calls but the last `num_kept`; return the last read, or `None`.
 
-        Reading waits for the call to end.
+        Reading waits for the call to end. Its last step is logged if a progress line is due.
         """
         logs = None
         while len(unread) > num_kept:
-            first = step - sum(count for _, count in unread)
-            logs, count = unread.pop(0)
+            logs, first, count = unread.pop(0)
             try:
                 is_finite = math.isfinite(logs["gradient_norm"])  # XLA drops the check that raises.
             except tf.errors.OpError as error:
@@ -173,6 +177,9 @@ class TrainingLoop:
             if not is_finite:
                 raise self._not_finite(first, count)
             clock.count(logs, count)
+            step = first + count
+            if step == self._end or step % self.log_every == 0:
+                self._log_step(step, logs, clock, progress)
         return logs
 
     def _restore(self, variables):
@@ -221,6 +228,11 @@ class TrainingLoop:
         return min(
             self.steps_per_execution, end - step, *(every - step % every for every in intervals)
         )
+
+    @property
+    def _end(self):
+        """Step at which this phase ends."""
+        return self.num_train_steps if self.last_step is None else self.last_step
 
     @property
     def _save_intervals(self):

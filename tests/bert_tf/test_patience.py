@@ -150,6 +150,44 @@ def test_the_first_call_has_no_rate(train):
         assert [text in line for line in said] == [False, True, True]
 
 
+@pytest.mark.parametrize("is_accelerated", [False, True])
+def test_a_gpu_computes_the_next_call_while_the_host_reads_and_logs(
+    train, monkeypatch, is_accelerated
+):
+    """Step 4 is saved and step 5 is logged; a CPU has computed the results already."""
+    with monkeypatch.context() as context:
+        context.setattr(loop, "is_accelerated", lambda strategy: is_accelerated)
+        events = []
+        for name in ("_steps", "_log_step"):
+            original = getattr(TrainingLoop, name)
+
+            def call(*arguments, original=original, name=name):
+                events.append(name)
+                return original(*arguments)
+
+            context.setattr(TrainingLoop, name, call)
+        run, _ = train(scores=None, last=6)
+    late = ["_steps", "_steps", "_log_step", "_log_step"]
+    at_once = ["_steps", "_log_step", "_steps", "_log_step"]
+    assert events == ["_steps"] * 4 + (late if is_accelerated else at_once)
+    assert lines_of(run) == lines_of(train("other", scores=None, last=6)[0])
+
+
+def test_what_was_not_read_yet_is_logged_before_an_error(train, tmp_path, monkeypatch):
+    steps = TrainingLoop._steps
+
+    def fail(self, iterator, step, *rest):
+        if step == 5:
+            raise tf.errors.InternalError(None, None, "of the device")
+        return steps(self, iterator, step, *rest)
+
+    monkeypatch.setattr(loop, "is_accelerated", lambda strategy: True)
+    monkeypatch.setattr(TrainingLoop, "_steps", fail)
+    with pytest.raises(tf.errors.InternalError, match="of the device"):
+        train(scores=None, last=6)
+    assert [line["step"] for line in Run.open(tmp_path / "run").metrics()] == [5]
+
+
 def test_a_nan_score_is_no_improvement(train):
     run, _ = train(patience=2, scores={2: math.nan, 4: math.nan, 6: 1.0})
     assert run.checkpoints.steps()[-1] == 4
