@@ -322,6 +322,17 @@ def test_onednn_is_on_unless_the_environment_decides_or_a_gpu_is_there(has_gpu, 
     assert run_code(code, "TF_ENABLE_ONEDNN_OPTS", given).stdout.split() == [str(expected)]
 
 
+@pytest.mark.parametrize("given", [None, "false"])
+def test_the_memory_of_a_gpu_grows_unless_the_environment_decides(given):
+    """TensorFlow reads it when it starts, which the package does not let it do."""
+    code = (
+        "import os, sys\nimport bert_tf\n"
+        "print('tensorflow' in sys.modules, os.environ.get('TF_FORCE_GPU_ALLOW_GROWTH'))\n"
+    )
+    printed = run_code(code, "TF_FORCE_GPU_ALLOW_GROWTH", given).stdout.split()
+    assert printed == ["False", given or "true"]
+
+
 def test_a_gpu_that_tensorflow_cannot_use_is_reported():
     code = NO_TENSORFLOW + (
         "from bert_tf import UserError\nfrom bert_tf.system import command, environment\n"
