@@ -351,6 +351,18 @@ def test_the_separate_process_finds_packages_where_this_one_does_and_tells_why_i
         parity._run_isolated(tmp_path, tmp_path, "cpu")
 
 
+@pytest.mark.parametrize(("device", "visible"), [("cpu", "-1"), ("gpu", "all of them")])
+def test_the_separate_process_sees_gpus_for_an_export_that_needs_one(
+    device, visible, tmp_path, monkeypatch
+):
+    code = "import os; raise SystemExit(os.environ.get('CUDA_VISIBLE_DEVICES', 'all of them'))"
+    (tmp_path / "tensorflow.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UserError, match=f"clean Python process: {visible}$"):
+        parity._run_isolated(tmp_path, tmp_path, device)
+
+
 @pytest.mark.slow
 def test_the_session_of_servers_answers_every_warm_up_record(exported_twice, tmp_path):
     cases = [
