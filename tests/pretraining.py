@@ -4,6 +4,7 @@ import json
 import signal
 
 import numpy as np
+import pytest
 
 from bert_tf.pretraining.settings import PretrainSettings
 from bert_tf.runs.checkpoints import read
@@ -79,3 +80,21 @@ def stop_at(monkeypatch, step):
         return logs
 
     monkeypatch.setattr(TrainingLoop, "_steps", take)
+
+
+class Prepared(Exception):
+    """Raised in place of the training."""
+
+
+def prepared(monkeypatch, start):
+    """Return the training loop that a function starts, without its training."""
+    loops = []
+
+    def train(self):
+        loops.append(self)
+        raise Prepared
+
+    monkeypatch.setattr(TrainingLoop, "train", train)
+    with pytest.raises(Prepared):
+        start()
+    return loops[0]

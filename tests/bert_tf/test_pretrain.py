@@ -28,6 +28,7 @@ from tests.pretraining import (
     assert_same_bits,
     lines_of,
     make_directories,
+    prepared,
     settings_of,
     stop_at,
     weights_of,
@@ -603,3 +604,24 @@ def test_a_dry_run_needs_none_of_the_devices_of_its_estimate(
     recipe.dry_run(settings, said.append)
     assert [(toy.strategy, toy.global_batch_size) for toy in toys] == [("none", 8)] * 2
     assert "all stages completed" in said[0] and any("device-hours" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"compile": "none"}, 1),
+        ({"compile": "step"}, 20),
+        ({"compile": "step", "steps_per_execution": 3}, 3),
+    ],
+)
+def test_a_call_of_a_compiled_step_has_20_steps(directories, tmp_path, monkeypatch, changes, steps):
+    settings = settings_of(directories, tmp_path / "run", **changes)
+    assert prepared(monkeypatch, lambda: recipe.pretrain(settings)).steps_per_execution == steps
+
+
+def test_the_precision_that_auto_selects_is_logged_and_recorded(directories, tmp_path, monkeypatch):
+    said = []
+    settings = settings_of(directories, tmp_path / "run", precision="auto")
+    run = prepared(monkeypatch, lambda: recipe.pretrain(settings, said.append)).run
+    assert "precision float32; XLA compiles kernels" in said
+    assert run.train["settings"]["precision"] == "float32"

@@ -30,6 +30,7 @@ from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.conftest import ROOT, WORDS
 from tests.corpus import ENTRIES, config_of, write_shards
+from tests.pretraining import prepared
 
 
 def metrics_of(run):
@@ -380,3 +381,16 @@ def test_sigterm_makes_the_command_save_explain_resuming_and_exit_with_143(setti
         and "rerun the same command to resume" in rest
         and "Traceback" not in rest
     )
+
+
+@pytest.mark.parametrize(("compile", "steps"), [("kernels", 1), ("step", 20)])
+def test_a_call_of_a_compiled_step_has_20_steps_and_auto_selects_a_precision(
+    settings, monkeypatch, compile, steps
+):
+    said = []
+    settings = dataclasses.replace(settings, precision="auto", compile=compile)
+    loop = prepared(monkeypatch, lambda: finetune(settings, said.append))
+    assert loop.steps_per_execution == steps
+    compiled = "the step" if compile == "step" else "kernels"
+    assert f"precision float32; XLA compiles {compiled}" in said
+    assert loop.run.train["settings"]["precision"] == "float32"
