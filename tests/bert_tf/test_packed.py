@@ -10,6 +10,7 @@ from tensorflow.python.eager import context
 
 from bert_tf import AdamW
 from bert_tf.data.batches import flatten_examples, pack_examples
+from bert_tf.model import fused_kernels
 from bert_tf.model.layout import by_sequence, count_tokens, to_dense_like
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
 from bert_tf.text.encoder_inputs import (
@@ -396,6 +397,7 @@ def assert_skipped(config, optimizer, before):
 
 def test_auto_selects_precision_and_compilation_by_device(monkeypatch, mirrored):
     strategy = make_strategy("none")
+    monkeypatch.setattr(fused_kernels, "_is_enabled", True)  # Restored after the test.
     assert resolve_precision("auto", strategy) == "float32"
     assert resolve_precision("tf32", strategy) == "tf32"
     assert resolve_precision("auto", mirrored) == "float32"
@@ -414,3 +416,6 @@ def test_auto_selects_precision_and_compilation_by_device(monkeypatch, mirrored)
         assert resolve_precision("auto", named) == precision
     assert compilation.resolve("auto", strategy)
     assert not compilation.resolve("kernels", strategy)
+    assert fused_kernels.are_compiled()
+    assert not compilation.resolve("none", strategy)
+    assert not fused_kernels.are_compiled()

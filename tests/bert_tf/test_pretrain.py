@@ -609,7 +609,7 @@ def test_a_dry_run_needs_none_of_the_devices_of_its_estimate(
 @pytest.mark.parametrize(
     ("changes", "steps"),
     [
-        ({"compile": "none"}, 1),
+        ({"compile": "kernels"}, 1),
         ({"compile": "step"}, 20),
         ({"compile": "step", "steps_per_execution": 3}, 3),
     ],
