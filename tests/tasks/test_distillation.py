@@ -197,6 +197,28 @@ def test_resuming_with_another_teacher_is_an_error_that_names_it(place, alone, c
         finetune(settings_of(place, run.path, teacher=other.path))
 
 
+def test_a_compiled_step_learns_the_same(place, config, vocabulary, tmp_path):
+    """Compare the first epoch; without dropout, whose noise depends on the layout."""
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    weights = tmp_path / "huggingface"
+    small.write_huggingface(weights, dataclasses.replace(config, **still), vocabulary)
+    changes = {"init_from": str(weights), "unlabelled": unlabelled_of(place), "epochs": 1}
+    changes |= {"learning_rate": 1e-4, "log_every": 1}
+    runs = [
+        finetune(settings_of(place, tmp_path / compile, compile=compile, **changes))
+        for compile in ("none", "step")
+    ]
+    expected, actual = (run.metrics() for run in runs)
+    for mine, theirs in zip(actual, expected, strict=True):
+        for name in theirs.keys() - {"examples_per_second"}:
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-4), name
+    expected, actual = map(tensors_of, runs)
+    assert sorted(actual) == sorted(expected)
+    for name, value in expected.items():
+        if name.endswith("/adam_m"):
+            np.testing.assert_allclose(actual[name], value, atol=1e-5, err_msg=name)
+
+
 def test_weights_of_classes_apply_to_labels_only(place, tmp_path):
     """Check a batch: the teacher's weight is 1, that of the label its class weight."""
     model = tasks.TextClassifier.from_pretrained(
