@@ -110,7 +110,8 @@ def compile_with_weights(
 
     @tf.function(jit_compile=True, autograph=False)
     def compiled(values, *args):
-        with keras.StatelessScope(list(zip(model.weights, values, strict=True))):
+        state = list(zip(model.weights, values, strict=True))
+        with keras.StatelessScope(state, collect_losses=True):  # Those of `add_loss`.
             results = function(*args)
         own_gradients()
         return results

@@ -17,6 +17,7 @@ from bert_tf.train.losses import compares_examples, has_own_divisor, weighted_su
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase
 
 COUNTS = ("examples", "tokens", "asked_to_stop")
+OWN_LOSSES = "losses of the model"  # Among the terms that Keras averages; no output has this name.
 
 
 class TrainStep:
@@ -27,9 +28,10 @@ class TrainStep:
 
     The loss is a weighted mean over the global batch, sum(weight * loss) / sum(weight), added over
     the terms: one per output of the model, and `more_losses`. It does not depend on the number of
-    replicas. If the loss or a gradient is not finite on any replica, no replica is updated: an
-    InvalidArgumentError is raised, or, if XLA drops that check, the returned "gradient_norm" is not
-    finite.
+    replicas. `model.losses`, those of regularizers and of `add_loss`, are added as Keras does: as
+    means over replicas, and over stacked batches. If the loss or a gradient is not finite on any
+    replica, no replica is updated: an InvalidArgumentError is raised, or, if XLA drops that check,
+    the returned "gradient_norm" is not finite.
 
     A batch is a tuple (inputs, labels, weights). Labels and weights are dicts keyed like the
     terms; examples of weight 0 are padding that fills up a replica's batch.
@@ -201,8 +203,9 @@ class TrainStep:
             is_running: Bool scalar, for a step that XLA compiles: `False` changes nothing.
 
         Returns:
-            The outputs of the model; by term the results of `weighted_sum`; and a float32 scalar
-            that is not finite if the update was rejected, see `AdamBase.apply`.
+            The outputs of the model; by term the results of `weighted_sum`, and the weighted sum of
+            OWN_LOSSES; and a float32 scalar that is not finite if the update was rejected, see
+            `AdamBase.apply`.
         """
         backward, weight_sums = self._any_backward, None
         if self._compiled_backward and self._divides_by_weights(batch[2]):
@@ -240,6 +243,22 @@ class TrainStep:
             name: weighted_sum(loss, labels[name], outputs[output], weights[name])
             for name, (output, loss) in self._terms.items()
         }
+
+    def own_losses(
+        self, labels: Mapping[str, Any], losses: tf.Tensor | None = None
+    ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+        """Return OWN_LOSSES as a term, which Keras weights by the rows of this replica's batch.
+
+        By default, `losses` are those of the last call of the model.
+        """
+        losses = self._model_losses() if losses is None else losses
+        rows = tf.cast(tf.shape(next(iter(labels.values())))[0], tf.float32)
+        return {OWN_LOSSES: (losses * rows, rows)}
+
+    def _model_losses(self):
+        """Return the sum of `model.losses`, read right after a call, which they belong to."""
+        losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in self.model.losses]
+        return tf.add_n(losses) if losses else tf.zeros([])
 
     def _apply(self, gradients, loss, is_running):
         """Apply the gradients unless they or the loss are not finite; return their norm."""
@@ -308,10 +327,17 @@ class TrainStep:
             if self.is_compiled:
                 tape.watch(trained)
             outputs = self.model(inputs, training=True, seed=seed)
+            own = self._model_losses()
             terms = self.sums_of(labels, weights, outputs)
-            loss = self._loss(terms, weight_sums)
+            loss = self._loss(terms, weight_sums) + own * self._own_factor
             scaled = loss * scale
+        terms |= self.own_losses(labels, own)
         return outputs, loss, terms, tape.gradient(scaled, trained)
+
+    @property
+    def _own_factor(self):
+        """The factor that makes the model's own losses summands of their mean."""
+        return 1 / (self.strategy.num_replicas_in_sync * self.accumulation_steps)
 
     def _loss(self, terms, weight_sums):
         """Return this replica's summand of the loss.
@@ -469,24 +495,26 @@ class TrainStep:
             for name, values in tape.gradient(scaled, outputs).items()
         }
 
-        def add(number, gradients):
+        def add(number, own, gradients):
             inputs, _, _ = _batch_at(batches, number)
             trained = [variable.value for variable in self.model.trainable_variables]
             with tf.GradientTape() as tape:
                 if self.is_compiled:
                     tape.watch(trained)
                 outputs = outputs_of(inputs, number)
+                more_own = self._model_losses()
                 products = [
                     tf.reduce_sum(outputs[name] * _cut(of_all[number], outputs[name]))
                     for name, of_all in by_outputs.items()
                 ]
-                total = tf.add_n(products)
+                total = tf.add_n(products) + more_own * self._own_factor * scale
             more = tape.gradient(total, trained)
             self._check_reached(more)
-            return number + 1, _sum_of(gradients, more)
+            return number + 1, own + more_own, _sum_of(gradients, more)
 
-        _, gradients = _one_by_one(count, add, (0, self._zeros()))
-        return outputs, loss, terms, gradients
+        _, own, gradients = _one_by_one(count, add, (0, tf.zeros([]), self._zeros()))
+        terms |= self.own_losses(labels, own / self.accumulation_steps)
+        return outputs, loss + own * self._own_factor, terms, gradients
 
 
 def dropout_seed(seed: int, step: keras.Variable, replica_id: tf.Tensor | int) -> tf.Tensor:

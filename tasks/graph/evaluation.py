@@ -74,7 +74,14 @@ class Evaluator:
             total / max(weight, 1e-12) * self.loss_weights.get(name, 1.0)
             for name, (total, weight) in sums.items()
         )
-        return {**self.task.metrics(encoded, outputs), "loss": float(loss)}, outputs
+        # As in training; those of `add_loss` are part of the calls in a graph.
+        of_weights = [
+            float(tf.reduce_sum(variable.regularizer(variable)))
+            for variable in self.model.trainable_variables
+            if variable.regularizer is not None
+        ]
+        loss = float(loss) + sum(of_weights)
+        return {**self.task.metrics(encoded, outputs), "loss": loss}, outputs
 
     def outputs(
         self,

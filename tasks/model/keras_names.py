@@ -19,6 +19,7 @@ import tensorflow as tf
 from bert_tf.errors import UserError
 from bert_tf.train import losses
 from bert_tf.train.losses import BatchLoss, WeightedMean
+from bert_tf.train.step import OWN_LOSSES
 from tasks.base.task import Task
 
 _SPARSE, _BINARY = "sparse_categorical_crossentropy", "binary_crossentropy"
@@ -299,7 +300,8 @@ def set_directions(task: Task, callbacks: Sequence[keras.callbacks.Callback]) ->
 class LossMeans(keras.metrics.Metric):
     """Weighted means of the terms of a loss, over all elements of all batches of an epoch.
 
-    A mean of the losses of batches would count elements of small batches and weights more.
+    A mean of the losses of batches would count elements of small batches and weights more. The
+    model's own losses are added to the loss, as means over the rows of the batches.
 
     Args:
         loss_weights: Factor of each term, by the name of its output.
@@ -308,7 +310,7 @@ class LossMeans(keras.metrics.Metric):
     def __init__(self, loss_weights: Mapping[str, float]) -> None:
         super().__init__(name="loss_means")
         self.loss_weights = dict(loss_weights)
-        shape = (len(loss_weights),)
+        shape = (len(loss_weights) + 1,)
         self.totals = self.add_variable(shape, "zeros", name="totals")
         self.divisors = self.add_variable(shape, "zeros", name="divisors")
 
@@ -318,10 +320,10 @@ class LossMeans(keras.metrics.Metric):
         """Add a batch.
 
         Args:
-            terms: Results of `bert_tf.train.losses.weighted_sum` by term.
+            terms: Results of `bert_tf.train.losses.weighted_sum` by term, and of OWN_LOSSES.
             norm: Norm of the gradient. If it is not finite, so is the result.
         """
-        in_order = [terms[name] for name in self.loss_weights]
+        in_order = [terms[name] for name in (*self.loss_weights, OWN_LOSSES)]
         totals, divisors = (tf.stack(part) for part in zip(*in_order, strict=True))
         if isinstance(norm, tf.Tensor):
             # With a scaled loss, the norm of an update that was skipped for good reason is finite.
@@ -340,9 +342,9 @@ class LossMeans(keras.metrics.Metric):
         totals, divisors = (tf.convert_to_tensor(part) for part in (self.totals, self.divisors))
         means = tf.math.divide_no_nan(totals, divisors)
         # Without a finite batch, the divisor is 0.
-        means = tf.unstack(tf.where(tf.math.is_finite(totals), means, totals))
+        *means, own = tf.unstack(tf.where(tf.math.is_finite(totals), means, totals))
         of_terms = dict(zip(self.loss_weights, means, strict=True))
-        loss = tf.add_n([mean * self.loss_weights[name] for name, mean in of_terms.items()])
+        loss = tf.add_n([mean * self.loss_weights[name] for name, mean in of_terms.items()]) + own
         if len(of_terms) == 1:
             return {"loss": loss}
         return {"loss": loss, **{f"{name}_loss": mean for name, mean in of_terms.items()}}

@@ -470,7 +470,7 @@ class TaskModel(EncoderModel):
         Raises:
             UserError: If an argument is wrong, or does not fit the task.
         """
-        self._check_scope("compile")
+        self._check_trainable("compile")
         of_auto: dict[str, Any] = {
             "learning_rate": learning_rate,
             "warmup_proportion": warmup_proportion,
@@ -583,9 +583,15 @@ class TaskModel(EncoderModel):
     def jit_compile(self, value: bool) -> None:
         self.network.jit_compile = value
 
-    def _check_scope(self, method):
-        """Raise UserError in the scope of a strategy in which the model was not created."""
-        strategy = tf.distribute.get_strategy()
+    def _check_trainable(self, method):
+        """Raise UserError in the scope of another strategy, or if `compute_loss` is overridden."""
+        own, strategy = type(self), tf.distribute.get_strategy()
+        is_overridden = own.compute_loss is not keras.Model.compute_loss
+        if is_overridden and own.train_step is TaskModel.train_step:
+            raise UserError(
+                f"{method}: {own.__name__}.compute_loss would never be called; pass a loss to "
+                "compile, or call add_loss in a layer of the network"
+            )
         if tf.distribute.has_strategy() and strategy is not self._created_in:
             raise UserError(
                 f"{method}: the model was created outside of the scope of this "
@@ -667,7 +673,7 @@ class TaskModel(EncoderModel):
             UserError: If a column, label, type or length is wrong.
         """
         check_not_forked(self._process)
-        self._check_scope("fit")
+        self._check_trainable("fit")
         self._initial_epoch = None  # Set by BackupAndRestore for one fit, but kept by Keras.
         if not self.compiled:
             self.compile()
@@ -1138,7 +1144,7 @@ class TaskModel(EncoderModel):
                 weights of a `train` in another directory that did not finish.
             Interrupted: After Ctrl-C or SIGTERM; the state is saved.
         """
-        self._check_scope("train")
+        self._check_trainable("train")
         if is_token_ids(x):
             raise UserError("x: expected strings, received token ids; use fit")
         strategy, task = self.distribute_strategy, self.task.with_tuned({})
@@ -1273,7 +1279,8 @@ class TaskModel(EncoderModel):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         y, weights = self._targets(y, weights, 1)
         outputs = self(x, training=False)
-        self._loss_means.update_state(self._step.sums_of(y, weights, outputs))
+        own = self._step.own_losses(y)
+        self._loss_means.update_state({**self._step.sums_of(y, weights, outputs), **own})
         return self._compiled_metrics(x, y, weights, outputs)
 
     def _targets(self, y, weights, num_parts):

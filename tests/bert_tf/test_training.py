@@ -10,7 +10,13 @@ import tensorflow as tf
 from bert_tf import AdamW, BertConfig, WarmupLinearDecay
 from bert_tf.runs.checkpoints import assign, model_variables
 from bert_tf.train.distribution import distribute, make_strategy
-from bert_tf.train.losses import WeightedMean, sigmoid_cross_entropy, softmax_cross_entropy
+from bert_tf.train.losses import (
+    BatchLoss,
+    WeightedMean,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+    squared_error,
+)
 from bert_tf.train.optimizer import Lamb
 from bert_tf.train.step import TrainStep, batch_counter, dropout_seed
 from tasks.types.classification.text_classifier import ClassificationTask
@@ -436,3 +442,73 @@ def test_a_loss_is_not_scaled_twice():
     finally:
         keras.config.set_dtype_policy(policy)
     assert int(model.optimizer.finite_steps) == 8
+
+
+class Penalized(keras.Model):
+    """Model with a regularizer and a loss of its own, the mean of the squared inputs of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(3, activation="tanh")
+        self.last = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.3))
+        self.first.build((None, 4))
+        self.last.build((None, 3))
+        self.built = True
+
+    def call(self, inputs, training=False, seed=None):
+        hidden = self.first(inputs["x"])
+        self.add_loss(tf.reduce_mean(tf.square(hidden)))
+        return {"y": self.last(hidden)}
+
+
+def penalized(strategy=None, optimizer=None):
+    with (strategy or make_strategy("none")).scope():
+        keras.utils.set_random_seed(0)
+        model, optimizer = Penalized(), optimizer or keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+@pytest.fixture(scope="module")
+def penalized_by_keras():
+    """Return rows, and the loss and the weights of an update of Keras with them."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 4)).astype(np.float32), np.arange(8, dtype=np.float32)
+    model, optimizer = penalized()
+    model.compile(optimizer, {"y": "mean_squared_error"})
+    (loss,) = model.fit({"x": x}, {"y": y[:, np.newaxis]}, batch_size=8, verbose=0).history["loss"]
+    return x, y, loss, [variable.numpy() for variable in model.trainable_variables]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "parts", "compares_rows", "is_compiled"),
+    [
+        (1, 1, False, False),
+        pytest.param(1, 2, False, True, marks=pytest.mark.medium),
+        pytest.param(1, 2, True, False, marks=pytest.mark.medium),
+        pytest.param(2, 2, False, False, marks=pytest.mark.medium),
+        pytest.param(2, 1, False, True, marks=pytest.mark.medium),
+    ],
+)
+def test_losses_of_the_model_itself_are_added_as_in_keras(
+    penalized_by_keras, mirrored, replicas, parts, compares_rows, is_compiled
+):
+    x, y, expected_loss, expected = penalized_by_keras
+    strategy = make_strategy("none") if replicas == 1 else mirrored
+    model, optimizer = penalized(strategy)
+    loss = squared_error
+    if compares_rows:
+        loss = BatchLoss(lambda labels, output, weights: squared_error(labels, output))
+    step = TrainStep(
+        *(model, {"y": loss}, optimizer, strategy, 0),
+        accumulation_steps=parts,
+        is_compiled=is_compiled,
+    )
+    size = 8 // replicas // parts
+    data = tf.data.Dataset.from_tensor_slices(({"x": x}, {"y": y}, {"y": np.ones_like(y)}))
+    data = data.batch(size, drop_remainder=True)
+    data = data.batch(parts, drop_remainder=True) if parts > 1 else data
+    logs = step(iter(distribute(lambda local: data, strategy)))
+    assert float(logs["loss"]) == pytest.approx(expected_loss, rel=1e-5)
+    for variable, value in zip(model.trainable_variables, expected, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value, rtol=1e-5, atol=1e-6)

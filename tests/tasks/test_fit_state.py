@@ -67,6 +67,85 @@ def test_accumulated_batches_equal_one_batch(no_dropout):
     assert int(apart.optimizer.iterations) == int(together.optimizer.iterations) == 8
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [
+        pytest.param(1, {}, marks=pytest.mark.medium),
+        (1, {"jit_compile": True}),
+        (1, {"gradient_accumulation_steps": 2}),
+        (2, {"jit_compile": True}),
+    ],
+)
+def test_losses_of_the_network_itself_are_added(no_dropout, mirrored, replicas, options):
+    """As in Keras: to the loss and, of regularizers, to that of validation rows."""
+    strategy = mirrored if replicas > 1 else tf.distribute.get_strategy()
+    plain = create(no_dropout)
+    with strategy.scope():
+        own = create(no_dropout)
+    kernel_HC = own.network.head.kernel.numpy()
+    own.network.head.kernel.regularizer = keras.regularizers.L2(0.5)
+    for model, given in ((plain, {}), (own, options)):
+        model.compile(keras.optimizers.SGD(0.1), **given)
+        model.fit(TEXTS, IDS, batch_size=32, epochs=1, verbose=0)
+    difference_HC = plain.network.head.kernel.numpy() - own.network.head.kernel.numpy()
+    np.testing.assert_allclose(difference_HC, 0.1 * kernel_HC, rtol=1e-4, atol=1e-6)
+
+    plain.network.set_weights(own.network.get_weights())
+    of_kernel = 0.5 * np.sum(own.network.head.kernel.numpy() ** 2)
+    of_logits = 7 * np.mean(plain.predict(token_ids(plain), verbose=0)["label"] ** 2)
+    network, call = own.network, own.network.call
+
+    def call_with_loss(*args, **kwargs):
+        outputs = call(*args, **kwargs)
+        network.add_loss(7 * tf.reduce_mean(tf.square(outputs["label"])))
+        return outputs
+
+    network.call = call_with_loss
+    losses = []
+    for model, given in ((plain, {}), (own, options)):
+        model.compile(keras.optimizers.SGD(0.0), **given)
+        history = model.fit(
+            *(ROWS * 4, NAMES * 4),
+            batch_size=12,
+            epochs=1,
+            validation_data=(ROWS, NAMES),
+            verbose=0,
+        ).history
+        ids = {name: values[:8] for name, values in token_ids(model).items()}
+        of_ids = model.evaluate(ids, np.array(IDS[:8]), verbose=0)["loss"]
+        losses.append([history["loss"][0], history["val_loss"][0], of_ids])
+    of_eight = 7 * np.mean(plain.predict(ids, verbose=0)["label"] ** 2)
+    expected = [of_kernel + of_logits, of_kernel, of_kernel + of_eight]
+    np.testing.assert_allclose(np.subtract(*losses[::-1]), expected, rtol=1e-4)
+
+
+class OwnLoss(TextClassifier):
+    def compute_loss(self, *args, **kwargs):
+        return 100.0 * super().compute_loss(*args, **kwargs)
+
+
+class OwnStep(OwnLoss):
+    def train_step(self, data):
+        raise NotImplementedError
+
+
+def test_an_overridden_loss_that_is_never_called_is_refused(directory, tmp_path):
+    model = OwnLoss.from_pretrained(directory, labels=LABELS, max_seq_length=12)
+    for method, call in {
+        "compile": model.compile,
+        "fit": lambda: model.fit(ROWS, NAMES),
+        "train": lambda: model.train(ROWS, NAMES, output_dir=tmp_path),
+    }.items():
+        with pytest.raises(UserError) as raised:
+            call()
+        assert str(raised.value) == (
+            f"{method}: OwnLoss.compute_loss would never be called; pass a loss to compile, or "
+            "call add_loss in a layer of the network"
+        )
+    OwnStep.from_pretrained(directory, labels=LABELS, max_seq_length=12).compile()
+
+
 @pytest.mark.medium
 def test_accumulated_batches_have_masks_of_their_own(no_dropout, monkeypatch):
     """Dropout masks are a function of the seed, which is one of each batch."""
