@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from bert_tf.errors import UserError, argument_names, tensorflow_reason
-from bert_tf.storage import ownership
+from bert_tf.storage import ownership, paths
 from bert_tf.storage.files import sync
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import exact_float32
@@ -76,7 +76,8 @@ def publish(
             temperature that were not tuned for this checkpoint.
         OSError: If the files cannot be written.
     """
-    options.check(os.fspath(output_dir), precision, portable, device, dev, max_metric_drop)
+    path = paths.path_argument("output_dir", output_dir)
+    options.check(path, precision, portable, device, dev, max_metric_drop)
     if precision == "int8" and not has_packed_products("int8"):
         raise UserError(
             "--precision=int8: expected TensorFlow 2.20 or later for x86-64; export float32 or "
@@ -87,7 +88,7 @@ def publish(
             "--precision=int8: expected a process without a GPU, received one that sees a GPU; "
             "run it again with CUDA_VISIBLE_DEVICES=-1"
         )
-    output_dir = pathlib.Path(output_dir)
+    output_dir = pathlib.Path(path)
     _next_version(output_dir)  # Before minutes of work.
     with loaded(model_or_run, checkpoint) as model:
         gate = None

@@ -6,9 +6,18 @@ TensorFlow is imported.
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 from bert_tf.errors import UserError
 from bert_tf.storage import files
+
+
+def path_argument(name: str, value: Any, expected: str = "a directory") -> str:
+    """Return an argument of the Python API as a path; raise `UserError` if it is none, or empty."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path:  # pathlib takes "" for the working directory.
+        raise UserError(f"{name}: expected {expected}, received {value!r:.80}")
+    return path
 
 
 def check_local(flag: str, path: str) -> None:

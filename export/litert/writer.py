@@ -78,7 +78,7 @@ def write_litert(
             this checkpoint.
         OSError: If the file cannot be written.
     """
-    output = os.fspath(output)
+    output = paths.path_argument("output", output, "a file")
     paths.check_local("output", output)
     paths.check_output(output, (), overwrite)
     if quantize not in QUANTIZATIONS:

@@ -288,6 +288,12 @@ def test_a_full_disk_is_an_error_of_the_file(error, classifier, monkeypatch, tmp
     assert raised.value.filename == str(path) and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("path", ["", None])
+def test_a_file_has_a_name(path, tmp_path):
+    with pytest.raises(UserError, match=f"^output: expected a file, received {path!r}$"):
+        write_litert(tmp_path / "run", path)
+
+
 def test_an_unknown_quantization_is_rejected(tmp_path):
     with pytest.raises(UserError, match="quantize='int4': expected one of none, float16, dynamic"):
         write_litert(tmp_path / "run", tmp_path / "model.tflite", quantize="int4")

@@ -233,6 +233,14 @@ def test_versions_are_published_to_local_directories_only(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("path", ["", None, 3, b"models"])
+def test_a_directory_of_versions_has_a_name(path, tmp_path, without_tensorflow, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"^output_dir: expected a directory, received {path!r}$"):
+        publish("run", path, write=fake())
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_model_has_the_name_of_its_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path, name in (("a/models/x y", "x y"), (".", tmp_path.name), ("/", "model")):
