@@ -16,7 +16,7 @@ import os
 from bert_tf.errors import UserError
 from bert_tf.storage import paths, strict_json
 from bert_tf.system import command
-from export.clients.client import ModelClient
+from export.clients.client import ModelClient, check_timeout
 from export.litert import archive
 
 
@@ -47,8 +47,7 @@ class RequestSettings:
             paths.check_local("model_dir", self.model_dir)
         if bool(self.grpc) != bool(self.model):
             raise UserError("--grpc, --model: expected both or neither")
-        if not 0 < self.timeout < float("inf"):
-            raise UserError(f"--timeout={self.timeout:g}: expected a finite number > 0")
+        check_timeout(self.timeout)
         for pair in self.input:
             if not pair.partition("=")[0] or "=" not in pair:
                 raise UserError(f"--input={pair}: expected NAME=VALUE")

@@ -4,7 +4,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_tf.errors import UserError, argument_names
+from bert_tf.system.scalars import to_python
 from export.clients.signatures import Signature
+
+MAX_TIMEOUT = 1_000_000  # 11 days. Sockets count milliseconds in 32 bits.
+
+
+def check_timeout(timeout: Any) -> float:
+    """Return a time limit in seconds.
+
+    Raises:
+        UserError: If it is not a number that sockets accept.
+    """
+    seconds = to_python(timeout)
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= MAX_TIMEOUT:
+        shown = f"{seconds:g}" if is_number else repr(seconds)
+        raise UserError(
+            f"--timeout={shown:.80}: expected a finite number > 0 of seconds, at most "
+            f"{MAX_TIMEOUT:,}"
+        )
+    return seconds
 
 
 class ModelClient:

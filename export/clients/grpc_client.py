@@ -6,7 +6,7 @@ import re
 import tensorflow as tf
 
 from bert_tf.errors import UserError, argument_names, tensorflow_reason
-from export.clients.client import ModelClient
+from export.clients.client import ModelClient, check_timeout
 from export.clients.signature_defs import from_definitions
 from tasks.data.examples import as_tensor
 from tasks.data.readers.memory import jsonable
@@ -25,11 +25,14 @@ class GrpcClient(ModelClient):
             timeout: Time limit per request, in seconds.
 
         Raises:
-            UserError: If `address` is malformed, if tensorflow-serving-api is not installed, or if
-                the server does not respond.
+            UserError: If an argument is malformed, if tensorflow-serving-api is not installed, or
+                if the server does not respond.
         """
-        if not re.fullmatch(r"[^/\s]+:\d+", address):
+        if not re.fullmatch(r"[^/\s]+:\d+", str(address)):
             raise UserError(f"--grpc={address}: expected HOST:PORT")
+        if not isinstance(model, str):
+            raise UserError(f"--model={model!r:.80}: expected the name of a model")
+        timeout = check_timeout(timeout)
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # Errors are reported once, as UserError.
         try:
             import grpc

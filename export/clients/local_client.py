@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
 from bert_tf.errors import UserError, argument_names, tensorflow_reason
+from bert_tf.storage import paths
 from bert_tf.system.processes import FirstCalls
 from export.clients.client import ModelClient
 from export.clients.signature_defs import read_signatures
@@ -30,7 +31,7 @@ class LocalClient(ModelClient):
             UserError: If there is no version, if it cannot be loaded, or if it is for a GPU and
                 there is none.
         """
-        path = pathlib.Path(model_dir)
+        path = pathlib.Path(paths.path_argument("model_dir", model_dir))
         if not path.is_dir():
             raise UserError(f"--model_dir={path}: no such directory")
         if (path / "saved_model.pb").exists():

@@ -15,7 +15,7 @@ import urllib3
 
 from bert_tf.errors import UserError, argument_names, tensorflow_reason
 from bert_tf.storage import strict_json
-from export.clients.client import ModelClient
+from export.clients.client import ModelClient, check_timeout
 from export.clients.signatures import Signature, Tensor, is_public_signature, to_shape
 
 MODEL_URL = re.compile(r"https?://[^/]+(/.*)?/v1/models/[^/:]+(/versions/\d+|/labels/[^/:]+)?")
@@ -40,12 +40,12 @@ class RestClient(ModelClient):
             timeout: Time limit per request, in seconds.
 
         Raises:
-            UserError: If `url` is malformed, or if the server does not respond as expected.
+            UserError: If an argument is malformed, or if the server does not respond as expected.
         """
-        url, self._auth = _without_user(url)
+        url, self._auth = _without_user(str(url))
         if not MODEL_URL.fullmatch(url.rstrip("/")):
             raise UserError(f"--url={url}: expected http://HOST:PORT/v1/models/NAME")
-        self.url, self.timeout = url.rstrip("/"), timeout
+        self.url, self.timeout = url.rstrip("/"), check_timeout(timeout)
         super().__init__(self._read("/metadata", None, _signatures))
 
     def _predict(self, inputs, signature):

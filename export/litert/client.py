@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError, argument_names, tensorflow_reason
+from bert_tf.storage import paths
 from bert_tf.system.processes import count_processors
 from bert_tf.text.encoder_inputs import flat_to_padded
 from bert_tf.text.tokenizer import Tokenizer
@@ -36,8 +37,8 @@ class LiteRTClient(ModelClient):
         Raises:
             UserError: If it is not such a file, or if ai-edge-litert is not installed.
         """
-        self.path = path
-        self._pipeline = load_pipeline(path)
+        self.path = paths.path_argument("path", path, "a file of bert-tf export_litert")
+        self._pipeline = load_pipeline(self.path)
         super().__init__(signatures_of(self._pipeline))
 
     def _predict(self, inputs, signature):

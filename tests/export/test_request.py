@@ -21,6 +21,7 @@ from export.clients.grpc_client import GrpcClient
 from export.clients.local_client import LocalClient
 from export.clients.rest_client import RestClient
 from export.clients.signatures import Tensor, to_shape
+from export.litert.client import LiteRTClient
 from export.request import RequestSettings
 from tests.conftest import ROOT
 from tests.export.server import serving
@@ -269,6 +270,40 @@ def test_a_wrong_address_is_reported(url):
         RestClient(url)
     with pytest.raises(UserError, match="^grpc=http://h:8500: expected HOST:PORT"):
         GrpcClient("http://h:8500", "name")
+
+
+@pytest.mark.parametrize(
+    "timeout", [0, -1.0, "5", True, None, float("nan"), float("inf"), 1e10, np.float32(-1)]
+)
+def test_a_wrong_time_limit_is_reported(url, addresses, timeout):
+    expected = "^timeout=[-\\w.+']+: expected a finite number > 0 of seconds, at most 1,000,000$"
+    with pytest.raises(UserError, match=expected):
+        RestClient(url, timeout)
+    with pytest.raises(UserError, match=expected):
+        GrpcClient(addresses.grpc, "echo", timeout)
+
+
+def test_the_longest_time_limit_and_those_of_numpy_are_accepted(url, addresses):
+    for timeout in (1_000_000, np.int64(9), np.float32(9)):
+        assert RestClient(url, timeout).predict({"text": ["1"]}, "one") == {"value": [1.0]}
+        client = GrpcClient(addresses.grpc, "echo", timeout)
+        assert client.predict({"text": ["1"]}, "one") == {"value": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("client", "arguments", "message"),
+    [
+        (RestClient, (None,), "^url=None: expected http://HOST"),
+        (GrpcClient, (None, "echo"), "^grpc=None: expected HOST:PORT"),
+        (GrpcClient, ("host:8500", None), "^model=None: expected the name of a model"),
+        (LocalClient, (None,), "^model_dir: expected a directory, received None"),
+        (LocalClient, ("",), "^model_dir: expected a directory, received ''"),
+        (LiteRTClient, (None,), "^path: expected a file of bert-tf export_litert, received None"),
+    ],
+)
+def test_an_address_of_another_type_is_reported(client, arguments, message):
+    with pytest.raises(UserError, match=message):
+        client(*arguments)
 
 
 def test_the_address_may_contain_a_version(url):
