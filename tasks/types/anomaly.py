@@ -22,6 +22,7 @@ from bert_tf.weights.pretrained_encoder import Encoder
 from tasks.base.plots import Plot, draw_histogram
 from tasks.base.task import OutputSpec, TextTask, check_positive, described
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.readers.memory import is_missing
 from tasks.data.readers.rows import (
     BadRow,
     Example,
@@ -262,7 +263,7 @@ class AnomalyTask(TextTask):
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int:
         """Return 1 for an anomaly and 0 for a normal row, given as a bool, 0 or 1."""
-        if value not in (0, 1):
+        if is_missing(value) or value not in (0, 1):
             raise ValueError(f"label {value!r:.80}: expected True for an anomaly, or False")
         return int(value)
 

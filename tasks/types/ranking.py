@@ -245,10 +245,10 @@ class RankingTask(ChoiceTask):
 
 def _number(value):
     try:
-        number = float("nan") if isinstance(value, bool) else float(value)
+        number = float(value)
     except (TypeError, ValueError):
         number = float("nan")
-    if not np.isfinite(np.float32(number)):
+    if not abs(number) <= np.finfo(np.float32).max:  # NaN, too.
         raise ValueError(f"relevance {value!r:.80}: expected a number")
     return number
 

@@ -230,6 +230,12 @@ def test_a_label_is_a_number_per_text(label, message):
         TASK.encode_labels([label], {"query": ["q"], "texts": [["a", "b"]]})
 
 
+@pytest.mark.parametrize("label", [[False, True], np.array([False, True]), [0, np.float32(1)]])
+def test_relevance_may_be_booleans(label):
+    texts = {"query": ["q"], "texts": [["a", "b"]]}
+    assert TASK.encode_labels([label], texts) == [[0.0, 1.0]]
+
+
 @pytest.fixture(scope="module")
 def ranker(config, vocabulary, tmp_path_factory):
     path = tmp_path_factory.mktemp("ranker") / "bert"

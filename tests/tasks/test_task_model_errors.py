@@ -291,6 +291,16 @@ def test_wrong_arguments_of_compile(model):
     check("loss_weights: 'logits' is no output", model.compile, loss_weights={"logits": 2.0})
 
 
+class NAType:
+    """A missing value, which is recognized as that of pandas by the name of its class."""
+
+    def __eq__(self, other):
+        return self
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+
 CONTEXT = "my bill is high"
 QUESTION = {"question": ["is the bill"], "context": [CONTEXT]}
 CHOICES = {"prompt": ["the bill"], "choices": [["is high", "open"]]}
@@ -314,6 +324,7 @@ WRONG_LABELS_OF_TASKS = (
     (MultipleChoice, {}, CHOICES, 2, "y[0]: choice 2: expected an integer from 0 to 1"),
     (MultipleChoice, {}, CHOICES, "open", "y[0]: choice 'open': expected an integer from 0 to 1"),
     (AnomalyDetector, {}, [CONTEXT], "spam", "y[0]: label 'spam': expected True for an anomaly"),
+    (AnomalyDetector, {}, [CONTEXT], NAType(), ": expected True for an anomaly, or False"),
 )
 OPTIONS = {
     TokenClassifier: {"labels": ["THING"]},
