@@ -126,6 +126,11 @@ def test_wrong_rows_are_refused(untrained, x, y, message):
     [
         ("cosine", [0.5, 0.0, 4.2, -1.0], "score 4.2: expected a number from -1 to 1 with loss="),
         ("cosent", [5.0] * 4, "expected different numbers, .* received 5.0 in every row"),
+        (
+            "cosent",
+            [1e39, 1.0, 2.0, 3.0],
+            r"y\[0\]: expected a finite number of float32, received 1e\+39",
+        ),
     ],
 )
 def test_scores_that_a_loss_cannot_learn_are_refused(config, vocabulary, loss, scores, message):
