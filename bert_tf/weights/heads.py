@@ -196,6 +196,15 @@ def reads_pairs(task: Mapping[str, Any]) -> bool:
     return of_kind or len(task.get("text_columns", ())) > 1
 
 
+def is_ranker(task: Mapping[str, Any]) -> bool:
+    """Return True for a task whose one logit ranks the texts of a query, {} for none.
+
+    A cross-encoder, a regressor of pairs, ranks the texts that it reads with a query.
+    """
+    kind = task.get("kind")
+    return kind == "ranking" or (kind == "regression" and reads_pairs(task))
+
+
 def record_of(
     task: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, Any]:
@@ -262,9 +271,7 @@ def match_head(
     Raises:
         UserError: The head does not fit the task; the message says why.
     """
-    # A cross-encoder ranks the texts that it reads with a query.
-    is_cross_encoder = source["kind"] == "regression" and reads_pairs(source)
-    if source["kind"] != task["kind"] and not (task["kind"] == "ranking" and is_cross_encoder):
+    if source["kind"] != task["kind"] and not (task["kind"] == "ranking" and is_ranker(source)):
         raise UserError(f"expected a head of task {task['kind']}, received {source['kind']}")
     if bool(source.get("multi_label")) != bool(task.get("multi_label")):
         raise UserError("expected both heads with multi_label, or none")

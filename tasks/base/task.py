@@ -241,15 +241,13 @@ class Task(abc.ABC):
         return cls.from_data(data, max_seq_length=max_seq_length, **options)
 
     @classmethod
-    def options_of_weights(
-        cls, path: str, given: Mapping[str, Any], keeps_head: bool = True
-    ) -> dict[str, Any]:
-        """Return the options that pretrained weights or a run bring, by default none.
+    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that pretrained weights bring, by default none.
 
         Args:
-            path: The weights.
-            given: Options of `from_data` that replace them.
-            keeps_head: Whether the model may keep the head of the weights.
+            source: Task of the head that the model may keep, or embedder, as in task.json; {} if
+                the weights have none.
+            given: Options of `from_data` or `from_options` that replace them.
         """
         return {}
 

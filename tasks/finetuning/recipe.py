@@ -5,6 +5,7 @@ creates the model and tokenizes the rows, and writes nothing.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -63,24 +64,37 @@ def finetune(
         settings, precision=resolve_precision(settings.precision, strategy)
     )
     with Run.writing(settings.output_dir, is_chief(strategy)):
-        training = read(settings, data or settings.read_data(), log, strategy)
-        run = training.open_run()
-        model = create_model(settings, training, run)
+        training, run, model = prepare(settings, data or settings.read_data(), log, strategy)
         return training.train(model.serving.pipeline, model.record, model.has_new_head, run)
 
 
-def read(
+def prepare(
     settings: FinetuneSettings,
     data: DataRows,
     log: Callable[[str], None],
     strategy: tf.distribute.Strategy,
-) -> TrainingRun:
+) -> tuple[TrainingRun, Run | None, TaskModel]:
+    """Read data and weights; return the training, the run to resume, if any, and the model."""
+
+    @functools.cache
+    def weights():
+        return read_pretrained(settings.init_from, settings.do_lower_case)
+
+    if Run.has_checkpoint(settings.output_dir):
+        source = Run.open(settings.output_dir).task
+    elif settings.keep_head == "false":
+        source = weights().embedder
+    else:
+        source = weights().run_task
+    training = _read(settings, data, source or {}, log, strategy)
+    run = training.open_run()
+    return training, run, _create_model(settings, training, run, weights)
+
+
+def _read(settings, data, source, log, strategy):
     """Read the data; the training file determines the labels, which dev files are checked for."""
     kind, options = settings.task_options()
-    started = Run.has_checkpoint(settings.output_dir)
-    weights = settings.output_dir if started else settings.init_from
-    keeps_head = started or settings.keep_head != "false"
-    options = {**task_class(kind).options_of_weights(weights, options, keeps_head), **options}
+    options = {**task_class(kind).options_from(source, options), **options}
     task = task_class(kind).from_data(data.labelled[settings.train], **options)
     names = (settings.train, *settings.dev)
     # Without a teacher, a file without labels has been refused.
@@ -116,7 +130,7 @@ def _distillation(settings, data, task, strategy):
     )
 
 
-def create_model(settings: FinetuneSettings, training: TrainingRun, run: Run | None) -> TaskModel:
+def _create_model(settings, training, run, weights):
     """Create the model: of pretrained weights, or of a run, whose checkpoint is restored later."""
     options: dict[str, Any] = {
         "seed": settings.seed,
@@ -125,7 +139,7 @@ def create_model(settings: FinetuneSettings, training: TrainingRun, run: Run | N
     }
     create, task = model_class(training.task), training.task
     if run is None:
-        pretrained = read_pretrained(settings.init_from, settings.do_lower_case)
+        pretrained = weights()
         settings.check_fits(pretrained.config, pretrained.origin)
         if is_multi_worker(training.strategy):
             check_alike(training.strategy, pretrained.sha256)
@@ -174,8 +188,7 @@ def plan_of(
     # The devices of the estimate need not exist here, so that the strategy is that of one device.
     strategy = make_strategy("none")
     of_run = dataclasses.replace(of_run, precision=resolve_precision(of_run.precision, strategy))
-    training = read(of_run, data or settings.read_data(), log, strategy)
-    model = create_model(of_run, training, training.open_run())
+    training, _, model = prepare(of_run, data or settings.read_data(), log, strategy)
     if training.distillation:
         training.distillation.teacher.check_size(training.task.vector_size(model.config))
     train, *devs = training.encode(model.serving.pipeline)

@@ -227,10 +227,11 @@ class TaskModel(EncoderModel):
     @classmethod
     def _create_task(cls, pretrained, max_seq_length, options) -> Task:
         """Create the task of the options of `from_pretrained` for pretrained weights."""
-        max_seq_length, options = to_python(max_seq_length), to_python(options)
+        given = {} if max_seq_length is None else {"max_seq_length": to_python(max_seq_length)}
+        options = cls._options_from(pretrained, {**to_python(options), **given})
         limit = pretrained.config.max_position_embeddings
-        if max_seq_length is None:
-            max_seq_length = min(default_settings(cls.task_class.kind)["max_seq_length"], limit)
+        default = min(default_settings(cls.task_class.kind)["max_seq_length"], limit)
+        max_seq_length = options.pop("max_seq_length", default)
         if type(max_seq_length) is not int or not 4 <= max_seq_length <= limit:
             raise UserError(
                 f"max_seq_length={max_seq_length!r:.80}: expected 4 to {limit}, the number of "
@@ -239,6 +240,11 @@ class TaskModel(EncoderModel):
         task = cls.task_class.from_options(max_seq_length=max_seq_length, **options)
         task.checked(dataclasses.asdict(task), cls.__name__)  # As its files are.
         return task
+
+    @classmethod
+    def _options_from(cls, pretrained, given) -> dict[str, Any]:
+        """Return the options of the task; those that are not given are those of the weights."""
+        return {**cls.task_class.options_from(pretrained.run_task or {}, given), **given}
 
     @classmethod
     def from_weights(

@@ -23,11 +23,11 @@ from bert_tf.train.losses import (
     listwise_softmax_cross_entropy,
     softmax_divergence,
 )
+from bert_tf.weights.heads import is_ranker
 from tasks.base.task import (
     ChoiceTask,
     Loss,
     OutputSpec,
-    Task,
     check_choice,
     check_positive,
     top2_gap,
@@ -92,6 +92,14 @@ class RankingTask(ChoiceTask):
         """Create the task from options; the activation follows from the loss by default."""
         *_, activation = LOSSES.get(options.get("ranking_loss", "binary"), (None, "sigmoid"))
         return cls(max_seq_length=max_seq_length, **{"activation": activation, **options})
+
+    @classmethod
+    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the activation of a ranker or cross-encoder, unless the loss gives it no level."""
+        if not is_ranker(source) or "activation" not in source:
+            return {}
+        is_listwise = given.get("ranking_loss") == "listwise"
+        return {} if is_listwise else {"activation": source["activation"]}
 
     @property
     def outputs(self) -> Mapping[str, OutputSpec]:  # type: ignore[override]
@@ -284,15 +292,9 @@ class TextRanker(TaskModel):
     Options of `from_pretrained`:
         ranking_loss: "binary" or "listwise".
         texts_per_query: Maximum texts of a query in training.
-        activation: "sigmoid" or "identity", of the scores; by default that of a cross-encoder
-            whose head is kept, else sigmoid with the binary loss.
+        activation: "sigmoid" or "identity", of the scores; by default identity with the listwise
+            loss; otherwise that of a cross-encoder whose head is kept, else sigmoid.
     """
 
     task_class = RankingTask
     options = ("ranking_loss", "texts_per_query", "activation")
-
-    @classmethod
-    def _create_task(cls, pretrained, max_seq_length, options) -> Task:
-        if pretrained.head_for({"kind": cls.task_class.kind}) and "activation" in pretrained.task:
-            options = {"activation": pretrained.task["activation"], **options}
-        return super()._create_task(pretrained, max_seq_length, options)

@@ -15,10 +15,8 @@ import numpy as np
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
-from bert_tf.runs.run import Run
 from bert_tf.train.losses import squared_difference, squared_error
-from bert_tf.weights.sources import read_pretrained
-from tasks.base.task import LabelledTextTask, OutputSpec, Task, check_choice, described
+from tasks.base.task import LabelledTextTask, OutputSpec, check_choice, described
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.rows import Example, FileRows, Source
 from tasks.data.windows import Windows
@@ -65,14 +63,11 @@ class RegressionTask(LabelledTextTask):
         return task
 
     @classmethod
-    def options_of_weights(
-        cls, path: str, given: Mapping[str, Any], keeps_head: bool = True
-    ) -> dict[str, Any]:
-        """Return the activation of a regressor whose head is kept."""
-        if not keeps_head:
+    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the activation of a regressor."""
+        if source.get("kind") != cls.kind or "activation" not in source:
             return {}
-        source = Run.open(path) if Run.exists(path) else read_pretrained(path)
-        return _activation_of(source.task)
+        return {"activation": source["activation"]}
 
     def label_of(self, label: str) -> float:
         """Return the number; raises ValueError if it is not a finite float32."""
@@ -120,13 +115,6 @@ class RegressionTask(LabelledTextTask):
         }
 
 
-def _activation_of(task):
-    """Return the activation of a regression, given as in task.json, as an option."""
-    if not task or task["kind"] != RegressionTask.kind or "activation" not in task:
-        return {}
-    return {"activation": task["activation"]}
-
-
 @keras.saving.register_keras_serializable("bert_tf")
 class TextRegressor(TaskModel):
     """Regressor: one number per text or pair.
@@ -144,8 +132,3 @@ class TextRegressor(TaskModel):
 
     task_class = RegressionTask
     options = ("activation", "pairs", "truncation")
-
-    @classmethod
-    def _create_task(cls, pretrained, max_seq_length, options) -> Task:
-        options = {**_activation_of(pretrained.task), **options}
-        return super()._create_task(pretrained, max_seq_length, options)

@@ -21,6 +21,7 @@ from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples
 from tasks.data.readers.rows import check_good
 from tasks.data.windows import Windows
+from tasks.finetuning import recipe
 from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
 from tasks.prediction.outputs import predict
@@ -321,14 +322,38 @@ def test_a_cross_encoder_keeps_its_head(huggingface_dir, config):
     assert not np.array_equal(model.network.head.kernel, head["classifier/kernel"])
 
 
-def test_a_new_head_has_its_own_activation(tmp_path, config, vocabulary):
-    sigmoid = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}
-    write_head(tmp_path / "model", config, vocabulary, "SequenceClassification", 1, **sigmoid)
-    for keep_head, activation in ((True, "sigmoid"), (False, "identity")):
-        model = TextRanker.from_pretrained(
-            tmp_path / "model", max_seq_length=12, ranking_loss="listwise", keep_head=keep_head
-        )
-        assert model.has_new_head != keep_head and model.task.activation == activation
+@pytest.mark.parametrize(
+    ("activation", "ranking_loss", "keep_head", "expected"),
+    [
+        ("Identity", "binary", True, "identity"),
+        ("Identity", "binary", False, "sigmoid"),
+        ("Sigmoid", "binary", True, "sigmoid"),
+        ("Sigmoid", "listwise", True, "identity"),
+    ],
+)
+def test_commands_and_python_keep_the_activation_of_a_head(
+    tmp_path, config, vocabulary, activation, ranking_loss, keep_head, expected
+):
+    entry = {"sbert_ce_default_activation_function": f"torch.nn.modules.activation.{activation}"}
+    path = str(tmp_path / "model")
+    write_head(tmp_path / "model", config, vocabulary, "SequenceClassification", 1, **entry)
+    options = {"max_seq_length": 12, "ranking_loss": ranking_loss}
+    model = TextRanker.from_pretrained(path, keep_head=keep_head, **options)
+    files = {"train": write_pairs(tmp_path / "train.csv"), "dev": write(tmp_path / "dev.jsonl")}
+    flags = {
+        "task": "ranking",
+        "precision": "float32",
+        "keep_head": "auto" if keep_head else "false",
+        **options,
+    }
+    settings = small.settings(path, files, tmp_path / "run", **flags)
+    strategy = tf.distribute.get_strategy()
+    training, _, of_command = recipe.prepare(settings, settings.read_data(), print, strategy)
+    assert model.task == training.task == of_command.task
+    assert model.task.activation == expected
+    assert model.has_new_head == of_command.has_new_head != keep_head
+    other = TextRanker.from_pretrained(path, activation="sigmoid", **options)
+    assert other.task.activation == "sigmoid"
 
 
 @pytest.mark.medium

@@ -2,6 +2,7 @@
 
 import json
 import types
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import tensorflow as tf
 
 from bert_tf import UserError, read_pretrained
 from tasks.base.task import task_from_dict
-from tasks.finetuning.recipe import finetune, read
+from tasks.finetuning import recipe
+from tasks.finetuning.recipe import finetune
 from tasks.model.loading import load_model
 from tasks.prediction.outputs import predict
 from tasks.types.regression import RegressionTask, TextRegressor
@@ -42,14 +44,18 @@ def cross_encoder(tmp_path, config, vocabulary):
     ],
 )
 def test_finetuning_keeps_a_sigmoid_that_reaches_the_labels_with_its_head(
-    cross_encoder, tmp_path, labels, keep_head, expected
+    cross_encoder, tmp_path, monkeypatch, labels, keep_head, expected
 ):
     path = small.write_rows(tmp_path / "train.csv", [("a", label) for label in labels.split()])
     data = {"train": path, "dev": small.same_rows(path)}
-    options = {"task": "regression", "keep_head": keep_head}
+    options = {"task": "regression", "precision": "float32", "keep_head": keep_head}
     settings = small.settings(cross_encoder, data, tmp_path / "run", **options)
-    training = read(settings, settings.read_data(), print, tf.distribute.get_strategy())
-    assert training.task.activation == expected
+    reads = unittest.mock.Mock(wraps=recipe.read_pretrained)
+    monkeypatch.setattr(recipe, "read_pretrained", reads)
+    strategy = tf.distribute.get_strategy()
+    training, run, model = recipe.prepare(settings, settings.read_data(), print, strategy)
+    assert training.task.activation == model.task.activation == expected
+    assert run is None and reads.call_count == 1  # Weights may have gigabytes.
 
 
 @pytest.mark.medium

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.train.loop import TrainingLoop
+from bert_tf.weights.sources import embedder_settings
 from tasks import TextEmbedder, load_model, read_examples
 from tasks.data.examples import Examples
 from tasks.finetuning import recipe
@@ -345,7 +346,10 @@ def test_a_run_without_a_checkpoint_leaves_no_options_to_the_next(
     assert (tmp_path / "run" / "task.json").exists()
     settings = create()
     assert settings == before
-    training = recipe.read(settings, settings.read_data(), print, tf.distribute.get_strategy())
+    settings = dataclasses.replace(settings, precision="float32", max_seq_length=12)
+    training, *_ = recipe.prepare(
+        settings, settings.read_data(), print, tf.distribute.get_strategy()
+    )
     assert training.task.pooling == "mean"
 
 
@@ -354,7 +358,7 @@ def test_the_truncation_is_that_of_the_flag(model, tmp_path, given):
     (tmp_path / "pairs.csv").write_text(FILES["pairs.csv"])
     task = dataclasses.replace(model.task, truncation="tail", pooling="cls")
     run = TextEmbedder(task, model.config, model.vocabulary).save_run(tmp_path / "run")
-    options = {"max_seq_length": 8, **SimilarityTask.options_of_weights(run.path, given), **given}
+    options = {"max_seq_length": 8, **SimilarityTask.options_from(run.task, given), **given}
     task = SimilarityTask.from_data(tmp_path / "pairs.csv", **options)
     assert (task.truncation, task.pooling) == (given.get("truncation", "head"), "cls")
 
@@ -366,7 +370,7 @@ def test_dense_layers_of_other_sizes_are_linear(tmp_path, config, vocabulary):
     (tmp_path / "pairs.csv").write_text(FILES["pairs.csv"])
     for units, expected in (("5", "tanh"), ("4", "identity")):
         given = {"dense_units": (units,), "max_seq_length": 8}
-        options = {**SimilarityTask.options_of_weights(str(directory), given), **given}
+        options = {**SimilarityTask.options_from(embedder_settings(directory), given), **given}
         task = SimilarityTask.from_data(tmp_path / "pairs.csv", **options)
         assert (task.dense_units, task.dense_activations) == ((int(units),), (expected,))
 

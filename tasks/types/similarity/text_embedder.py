@@ -23,10 +23,9 @@ from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.tokenizer import Tokens, truncate_utf8
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import BatchLoss
-from bert_tf.weights import sources
 from bert_tf.weights.sentence_transformers import FIELDS, pooled_size
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, TextTask, check_choice, described
+from tasks.base.task import Loss, OutputSpec, SignatureSpec, TextTask, check_choice, described
 from tasks.base.task_types import read_rows_of
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import as_list, columns_of, is_missing, without_axis
@@ -130,18 +129,20 @@ class SimilarityTask(TextTask):
                 )
 
     @classmethod
-    def options_of_weights(
-        cls, path: str, given: Mapping[str, Any], keeps_head: bool = True
-    ) -> dict[str, Any]:
+    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the pooling, dense layers, normalization and prompts of an embedder."""
-        settings = sources.embedder_settings(path)
+        if source.get("kind") != cls.kind:
+            return {}
         # --truncation has its own default, which cannot be told from a flag of that value.
-        fields = [name for name in FIELDS if name in settings and name != "truncation"]
-        options = {name: settings[name] for name in fields}
-        units = _integers("dense_units", given.get("dense_units", ()))
-        # Layers of other sizes are new ones, which have no activation by default.
-        if units and units != tuple(options.get("dense_units", ())):
+        fields = [name for name in FIELDS if name in source and name != "truncation"]
+        options = {name: source[name] for name in fields}
+        # Layers of other sizes are new ones, which have the default activation.
+        if "dense_units" in given and _sizes(given) != _sizes(source):
             options.pop("dense_activations", None)
+        # That of single texts is none of pairs.
+        prompts = given.get("prompts", source.get("prompts", {}))
+        if given.get("pairs") or source.get("default_prompt") not in prompts:
+            options.pop("default_prompt", None)
         return options
 
     @classmethod
@@ -600,6 +601,12 @@ def _integers(name, values):
         ) from None
 
 
+def _sizes(options):
+    """Return the sizes of dense layers, one or a list of numbers or of flag values, as strings."""
+    units = options.get("dense_units", ())
+    return list(map(str, units if isinstance(units, list | tuple) else [units]))
+
+
 def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of an embedder; those that are not given are those of the weights.
 
@@ -614,16 +621,10 @@ def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dic
     if pretrained.unsupported_embedder:
         raise UserError(pretrained.unsupported_embedder)
     source = pretrained.embedder or {}
-    options = {name: source[name] for name in ("max_seq_length", *FIELDS) if name in source}
+    brought = {name: source[name] for name in ("max_seq_length", "truncation") if name in source}
     if len(source.get("text_columns", ())) > 1:
-        options["pairs"] = True
-    if "dense_units" in given:
-        options.pop("dense_activations", None)
-    prompts = given.get("prompts", options.get("prompts", {}))
-    # That of single texts is none of pairs.
-    if given.get("pairs") or options.get("default_prompt") not in prompts:
-        options.pop("default_prompt", None)
-    options = {**options, **given}
+        brought["pairs"] = True
+    options = {**brought, **SimilarityTask.options_from(source, given), **given}
     if source.get("dense_units") and "dense_units" not in given:
         expected, size = (
             pooled_size(pretrained.config, of["layers"], str(of["pooling"]))
@@ -826,11 +827,8 @@ class TextEmbedder(TaskModel):
     )
 
     @classmethod
-    def _create_task(cls, pretrained, max_seq_length, options) -> Task:
-        """Create the task, with the settings of an embedder as defaults of the options."""
-        given = {} if max_seq_length is None else {"max_seq_length": max_seq_length}
-        options = options_from(pretrained, {**options, **given})
-        return super()._create_task(pretrained, options.pop("max_seq_length", None), options)
+    def _options_from(cls, pretrained, given) -> dict[str, Any]:
+        return options_from(pretrained, given)
 
     @property
     def task(self) -> SimilarityTask:
