@@ -60,7 +60,7 @@ def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[E
 
     Raises:
         UserError: If the file cannot be read or has none of these columns, or anchor and positive
-            next to a score or label that no value of a task.json names.
+            next to a score or label that no value of a task.json names or that its loss has not.
     """
     if not labelled:
         return read_texts(source, labelled, **task)
@@ -109,18 +109,24 @@ def _columns(task, file):
     if given == ("text",) and set(PAIR_COLUMNS) <= set(there) and label is None:
         given = PAIR_COLUMNS
     if len(given) == 2:
-        # The settings of a run have both.
-        if "loss" in task and "pair_columns" in task and (task["pair_columns"] or score):
-            label = label or ((score or _SCORES[0]) if task["loss"] in SCORED else None)
-        elif given != PAIR_COLUMNS and column is None:
-            label = score
-        elif not (label or column) and score_column(there):
+        is_of_run = "loss" in task and "pair_columns" in task  # The flags have not both.
+        if is_of_run and task["loss"] in SCORED and (task["pair_columns"] or score):
+            label = score or _SCORES[0]
+        elif is_of_run or given == PAIR_COLUMNS:
             # Pairs that were mined with labels: those labelled 0 are no positives.
-            raise UserError(
-                f"{file}: expected the columns anchor and positive without {score!r}. For scores, "
-                f"pass --text_column=anchor --text_b_column=positive --label_column={score}; "
-                "otherwise remove that column"
-            )
+            if not (label or column) and score_column(there):
+                what = (
+                    f"The loss {task['loss']} of the run has no scores; remove that column, and "
+                    "the rows that are no positives"
+                    if is_of_run
+                    else "For scores, pass --text_column=anchor --text_b_column=positive "
+                    f"--label_column={score}; otherwise remove that column"
+                )
+                raise UserError(
+                    f"{file}: expected the columns {' and '.join(given)} without {score!r}. {what}"
+                )
+        elif column is None:
+            label = score
         return given, () if label else _columns_of_negatives(file, column, there), label
     # A label column that is named has to be there.
     is_unlabelled = task.get("has_teacher") and label is None and not set(_SCORES) & set(there)

@@ -100,9 +100,14 @@ def test_labels_of_rows_with_negatives_are_ignored(write):
 
 def test_the_loss_of_a_run_says_whether_its_pairs_have_scores(write):
     scored, run = write("s1,s2,score\na,b,0.5\n"), {"pair_columns": ["s1", "s2"]}
-    assert read({**run, "loss": "contrastive"}, scored) == [(["a", "b"], None)]
+    # Those that do not fit each other may be no positives.
+    with pytest.raises(UserError, match="columns s1 and s2 without 'score'. The loss contrastive"):
+        read({**run, "loss": "contrastive"}, scored)
+    negative = write("s1,s2,score,negative\na,b,0.5,c\n", "negative.csv")
+    assert read({**run, "loss": "triplet"}, negative) == [(["a", "b", "c"], None)]
     assert read({**run, "loss": "cosine"}, scored) == [(["a", "b"], "0.5")]
     with pytest.raises(UserError, match=r"pairs\.csv:2: no column 'score'"):
         read({**run, "loss": "cosent"}, write("s1,s2\na,b\n", "pairs.csv"))
     anchors, run = write("anchor,positive,score\na,b,0.5\n", "anchors.csv"), {"pair_columns": []}
-    assert read({**run, "loss": "contrastive"}, anchors) == [(["a", "b"], None)]
+    with pytest.raises(UserError, match="anchor and positive without 'score'. The loss triplet"):
+        read({**run, "loss": "triplet"}, anchors)
