@@ -513,10 +513,28 @@ class QuestionAnsweringTask(Task):
         values = {name: [of_group[name] for of_group in scores.values()] for name in names}
         return {"answers": lambda axes: draw_bars(axes, [*scores], values)}
 
+    def check_dev(self, examples: Examples, name: str = "--dev: the first file") -> list[str]:
+        """Return a warning if the questions cannot tune the no-answer threshold."""
+        found = {bool(answers) for answers in examples.labels}
+        if not self.may_be_impossible or len(found) != 1:
+            return []
+        which = "all questions have" if found == {True} else "no question has"
+        return [f"{which} an answer: the no-answer threshold cannot be tuned and is 0"]
+
+    def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
+        """Return those of `check_dev`, which the run then records with the threshold."""
+        return self.check_dev(data.examples)
+
     def tune(self, data: EncodedExamples, outputs: Arrays) -> "QuestionAnsweringTask":
-        """Return the task with the no-answer threshold of the best F1 on this data."""
+        """Return the task with the no-answer threshold of the best F1 on this data.
+
+        It is 0, the released one, if all or none of the questions have an answer: that with the
+        best F1 would then be beyond all scores.
+        """
         if not self.may_be_impossible:
             return self
+        if self.check_dev(data.examples):
+            return dataclasses.replace(self, null_threshold=RELEASED_THRESHOLD)
         threshold, _ = _tuned_threshold(self._best(data, outputs), _golds(data.examples))
         return dataclasses.replace(self, null_threshold=threshold)
 
