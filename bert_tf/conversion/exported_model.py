@@ -34,6 +34,7 @@ _PREDICTION_FIELDS = {
     "dense_units": [],
     "normalize": False,
     "default_prompt": None,
+    "similarity": "cosine",
     "activation": "identity",
 }
 

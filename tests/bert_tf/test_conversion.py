@@ -17,6 +17,8 @@ from bert_tf.runs.run import Run
 from bert_tf.storage import ownership
 from bert_tf.text.vocabulary import SPECIALS
 from bert_tf.weights import heads, name_map, tensor_files
+from tasks.base.task import task_class
+from tasks.base.task_types import TASK_TYPES
 from tests import small
 from tests.bert_tf.test_weights import edit
 
@@ -220,6 +222,14 @@ def test_tuned_values_are_named_as_dropped(tmp_path, config, vocabulary):
     assert exported_model.from_pretrained(
         read_pretrained(tmp_path / "run"), tmp_path / "run"
     ).dropped == ["max_seq_length=12", "temperature=1.5"]
+
+
+@pytest.mark.parametrize("kind", TASK_TYPES)
+def test_all_fields_that_predictions_depend_on_are_named_as_dropped(kind):
+    fields = dataclasses.fields(task_class(kind))
+    described = {field.name for field in fields if "description" in field.metadata}
+    # The threshold that was tuned for this rate is named.
+    assert described - {"false_alarm_rate"} <= set(exported_model._PREDICTION_FIELDS)
 
 
 def test_tuned_values_are_not_those_of_a_head_that_was_trained_since(tmp_path, config, vocabulary):
