@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from tasks.base.task import Task, check_positive, task_class
 from tasks.base.task_types import default_settings, read_file
 from tasks.data.examples import Examples
 from tasks.data.readers.memory import as_list, is_missing, jsonable, without_axis
-from tasks.data.readers.rows import raise_bad_rows
+from tasks.data.readers.rows import BadRow, raise_bad_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,8 @@ def read_examples(
 ) -> Rows:
     """Read a file in a format of a task type.
 
+    Bad rows that a published dataset is known to have are skipped with a warning.
+
     Args:
         path: .csv, .tsv, .jsonl or a format of the task type (docs/data-formats.md).
         task_type: Name of the task type.
@@ -65,23 +68,30 @@ def read_examples(
     known |= set(inspect.signature(task_of_type.for_reading).parameters) - {"data", "options"}
     if unknown := sorted(options.keys() - known):
         raise UserError(f"{unknown[0]}: unknown option; expected fields of {task_type}")
-    if not labelled:
-        return _read_texts(path, task_type, options)
-    options["max_seq_length"] = default_settings(task_type)["max_seq_length"]
-    data = read_file({"kind": task_type, **options, "for_training": True}, path)
-    task = task_of_type.for_reading(data, **options)
-    examples = task.load_examples(data)
-    y = [task.decode_label(label) for label in examples.labels]
-    return Rows(examples.texts, y, tuple(getattr(task, "labels", ())), os.fspath(path))
+    y: list = []
+    labels: tuple[str, ...] = ()
+    if labelled:
+        options["max_seq_length"] = default_settings(task_type)["max_seq_length"]
+        data = read_file({"kind": task_type, **options, "for_training": True}, path)
+        task = task_of_type.for_reading(data, **options)
+        examples = task.load_examples(data)
+        y = [task.decode_label(label) for label in examples.labels]
+        labels = tuple(getattr(task, "labels", ()))
+    else:
+        examples = _read_texts(path, task_type, options)
+    if examples.skipped_rows:
+        warnings.warn(examples.skipped_rows_message(), stacklevel=3)  # Of the decorator's caller.
+    return Rows(examples.texts, y, labels, os.fspath(path))
 
 
 def _read_texts(path, task_type, options):
     """Return the rows of a file without labels, of which a task cannot be created."""
-    rows = list(raise_bad_rows(read_file({"kind": task_type, **options}, path, labelled=False)))
+    everything = list(read_file({"kind": task_type, **options}, path, labelled=False))
+    rows = list(raise_bad_rows(everything))
     if not rows:
         raise UserError(f"{path}: expected at least one good row")
     texts = {name: [row.texts[name] for row in rows] for name in rows[0].texts}
-    return Rows(texts, [], (), os.fspath(path))
+    return Examples(texts, [], tuple(row for row in everything if isinstance(row, BadRow)))
 
 
 def is_token_ids(x: Any) -> bool:

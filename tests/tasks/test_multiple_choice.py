@@ -19,6 +19,7 @@ from tasks.finetuning.recipe import finetune
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline, Serving
 from tasks.model.labelled_rows import examples_of as examples_from_python
+from tasks.model.labelled_rows import read_examples
 from tasks.model.loading import load_model
 from tasks.prediction.outputs import predict
 from tasks.types.multiple_choice import MultipleChoiceTask
@@ -312,6 +313,14 @@ def test_it_learns_and_the_run_predicts_and_is_restored_from_json(huggingface_di
     assert predictions[-1] == {
         "error": f"{files['dev']}:9: expected at least two choices, received 1"
     }
+
+
+def test_reading_in_python_warns_of_known_bad_rows(tmp_path):
+    path = tmp_path / "arc.csv"
+    path.write_text("the bill,is high,broken,b,c,A\nthe screen,,,,,2\n")
+    with pytest.warns(UserWarning, match="^1 bad rows skipped, first: .*arc.csv:2: exp") as warned:
+        rows = read_examples(path, "multiple_choice", file_format="arc")
+    assert rows.y == [0] and len(rows) == 1 and warned[0].filename == __file__
 
 
 @pytest.mark.slow
