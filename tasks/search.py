@@ -118,6 +118,7 @@ def main(settings: SearchSettings) -> None:
         )
     pretrained = sources.read_pretrained(settings.model, settings.do_lower_case)
     embedder = settings.create_embedder(pretrained)
+    _warn_of_prompts(settings, embedder.task)
     query_1D = embedder.predict([settings.query], prompt=_prompt_of_query(settings, embedder))
     strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
@@ -147,6 +148,16 @@ def _prompt_of_query(settings, embedder):
     # A prompt for documents, which extract needs, is none for queries.
     of_rows = None if settings.prompt in DOCUMENT_PROMPTS else settings.prompt
     return settings.query_prompt or of_rows or prompt_of(embedder, QUERY_PROMPTS)
+
+
+def _warn_of_prompts(settings, task):
+    """Log a warning if the embedder has a prompt before documents, but the rows have none."""
+    name = next((name for name in DOCUMENT_PROMPTS if task.prompts.get(name)), None)
+    if name is not None and settings.prompt is None and task.default_prompt is None:
+        command.log(
+            f"warning: {settings.vectors}: of texts without a prompt, but the embedder has the "
+            f"prompt {name!r}; pass --prompt={name} to bert-tf extract and to this command"
+        )
 
 
 def _texts_of(settings, rows):

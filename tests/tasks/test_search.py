@@ -280,6 +280,26 @@ def test_the_prompt_of_rows_is_that_of_the_query_unless_it_is_one_of_documents(
         assert search._prompt_of_query(settings, embedder) is None
 
 
+@pytest.mark.parametrize(
+    ("passage", "default", "prompt", "warns"),
+    [
+        ("passage: ", None, None, True),
+        ("passage: ", None, "passage", False),
+        ("passage: ", "passage", None, False),
+        ("", None, None, False),  # As in new directories of sentence-transformers.
+    ],
+)
+def test_rows_without_the_prompt_of_documents_are_warned_of(
+    capsys, passage, default, prompt, warns
+):
+    settings = types.SimpleNamespace(prompt=prompt, vectors="v.npy")
+    prompts = {"query": "query: ", "passage": passage}
+    search._warn_of_prompts(
+        settings, types.SimpleNamespace(prompts=prompts, default_prompt=default)
+    )
+    assert ("'passage'; pass --prompt=passage to" in capsys.readouterr().err) == warns
+
+
 def test_wrong_flags_are_rejected(flags, tmp_path):
     with pytest.raises(UserError, match="--query: not supported with --build_index"):
         run([*flags[-2:], "--build_index"])
