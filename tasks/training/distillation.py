@@ -406,6 +406,9 @@ class DistilledExamples(EncodedExamples):
             if isinstance(of_teacher, tf.RaggedTensor):  # The labels say what a word is.
                 own = self.labelled.weights[name]
                 of_teacher = tf.concat([own, of_teacher[num_labelled:]], axis=0)
+            if windows.choice_W is not None:
+                # A SavedModel returns choices that are empty in all rows too.
+                values = values[:, : int(np.max(windows.choice_W, initial=0)) + 1]
             if self.task.has_windows:
                 with tf.device(HOST):
                     values = windows.packed.input_ids.with_flat_values(values)

@@ -155,6 +155,10 @@ def test_a_teacher_teaches_queries_without_a_relevant_text(config, vocabulary):
     distilled.learn_from({"score": np.zeros((2, 2), np.float32)})
     weights = {name: np.asarray(of_rows).tolist() for name, of_rows in distilled.weights.items()}
     assert weights == {"score": [0, 1], "teacher_score": [1, 1]}
+    # A SavedModel has columns for texts that are empty in all rows.
+    outputs_23 = np.arange(6, dtype=np.float32).reshape(2, 3)
+    distilled.learn_from({"score": outputs_23})
+    np.testing.assert_array_equal(distilled.labels["teacher_score"], outputs_23[:, :2])
 
 
 def test_scores_that_are_not_finite_are_no_good_ranking():
