@@ -45,14 +45,14 @@ class TaskType:
         rows_path: "module:function" of the function that reads rows without TensorFlow, so that
             files are checked before it is imported. It takes a file, whether the rows have labels,
             and as keyword arguments the values of a task.json, or, before training, the options of
-            the task.
+            the task. The published files of GLUE have their own one.
         needs_dev: Whether it always has a field to tune on dev data.
         has_teacher: Whether a teacher's outputs can be learned.
         defaults: Settings that differ from `DEFAULTS`.
     """
 
     class_path: str
-    rows_path: str = "tasks.data.readers.glue:read_glue"
+    rows_path: str = "tasks.data.readers.rows:read_texts"
     needs_dev: bool = False
     has_teacher: bool = True
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -88,6 +88,7 @@ TASK_TYPES = {
         defaults={"global_batch_size": 64, "epochs": 1},
     ),
 }
+_GLUE_ROWS = "tasks.data.readers.glue:read_glue"
 # Task types without labelled rows; bert-tf finetune does not offer them.
 UNLABELLED_TASK_TYPES = {
     "pretrained": TaskType("tasks.types.masked_lm:MaskedLmTask", defaults={"max_seq_length": 512}),
@@ -138,7 +139,9 @@ def read_rows_of(
     Raises:
         UserError: If the task type is unknown, and in an iteration what its reader raises.
     """
-    rows = imported(task_type(task["kind"]).rows_path)(source, labelled, **task)
+    path = task_type(task["kind"]).rows_path
+    is_glue = task.get("file_format") in GLUE
+    rows = imported(_GLUE_ROWS if is_glue else path)(source, labelled, **task)
     return rows if labelled or task.get("for_training") else map(_unknown, rows)
 
 

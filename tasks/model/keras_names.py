@@ -198,10 +198,7 @@ def _loss_of(task, output, loss):
     elif name in fitting.others:
         has_logits = "from_logits" in inspect.signature(keras.losses.get(name)).parameters
         return getattr(keras.losses, _class_name(name))(from_logits=True) if has_logits else name
-    raise UserError(
-        f"loss={name!r}: does not fit the output {output!r} of {task.kind}{fitting.suffix}; "
-        f"expected {', '.join(('auto', *names))}"
-    )
+    raise _refusal("loss", name, task, output, ("auto", *names))
 
 
 def _metric_of(task, output, metric):
@@ -220,9 +217,14 @@ def _metric_of(task, output, metric):
         return LabelAccuracy(name)
     elif name in fitting.metrics:
         return metric
-    raise UserError(
-        f"metrics={name!r}: does not fit the output {output!r} of {task.kind}{fitting.suffix}; "
-        f"expected {', '.join((*accuracies, *fitting.metrics)) or 'none'}"
+    raise _refusal("metrics", name, task, output, (*accuracies, *fitting.metrics))
+
+
+def _refusal(argument, name, task, output, expected):
+    """Return the error of a loss or metric of Keras that does not fit an output."""
+    return UserError(
+        f"{argument}={name!r}: does not fit the output {output!r} of {task.kind}"
+        f"{_fitting_of(task, output).suffix}; expected {', '.join(expected) or 'none'}"
     )
 
 

@@ -32,6 +32,7 @@ from bert_tf.runs import checkpoints
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
+from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.train.distribution import exact_float32
 from bert_tf.weights.sentence_transformers import KIND
 from bert_tf.weights.sources import read_pretrained
@@ -40,7 +41,6 @@ from tasks.data.examples import HOST, Arrays, EncodedExamples, Examples
 from tasks.data.windows import concat
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline, PublishedModel, concat_padded
-from tasks.graph.preprocessor import Preprocessor
 from tasks.graph.published import is_saved_model, published_task
 from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.training.settings import check_teacher
@@ -195,7 +195,7 @@ def _stored_teacher(path, task, config, vocabulary, record, read, strategy):
             with strategy.scope():
                 network = task.build_model(config)
             assign(network)
-            tokenizer = Preprocessor.of(task, config, vocabulary).tokenizer
+            tokenizer = Tokenizer.from_config(config, vocabulary)
             pipeline = Pipeline(task, tokenizer, network)
             return _network_outputs(name, task, network, pipeline, strategy, student, log)
 

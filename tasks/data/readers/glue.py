@@ -101,11 +101,11 @@ def read_glue(
     source: Source,
     labelled: bool = True,
     *,
-    file_format: str = "rows",
+    file_format: str,
     unescape_html: bool = False,
-    **task: Any,
+    **others: Any,
 ) -> Iterator[Example | BadRow]:
-    """Yield the rows of a published file, or of a file with named columns.
+    """Yield the rows of a published file.
 
     Unlabelled rows of a GLUE task may also be in a file with the columns "text", or "text_a" and
     "text_b" for a pair.
@@ -113,9 +113,9 @@ def read_glue(
     Args:
         source: The published file, .tsv or .txt; or the other one.
         labelled: Whether to read labels.
-        file_format: A key of GLUE, or any other name for named columns.
+        file_format: A key of GLUE.
         unescape_html: As of `read_rows`.
-        **task: Values of a task.json, see `read_texts`.
+        **others: Other values of a task.json, which are ignored.
 
     Yields:
         An `Example`, its label as it is written, or a `BadRow`; malformed lines of QQP are
@@ -124,8 +124,6 @@ def read_glue(
     Raises:
         UserError: If a column is missing or the file cannot be read.
     """
-    if file_format not in GLUE:
-        return read_texts(source, labelled, unescape_html=unescape_html, **task)
     file, names = data_file(source), GLUE[file_format].keys
     if not labelled and has_columns(file, names):  # No published file.
         return read_texts(file, labelled, text_columns=names, unescape_html=unescape_html)
