@@ -72,12 +72,12 @@ def mix(values: tf.Tensor) -> tf.Tensor:
 
     Each bit of the input flips each bit of the result half of the time.
     """
-    values = xor_shift(values, 30) * np.uint64(0xBF58476D1CE4E5B9)
-    values = xor_shift(values, 27) * np.uint64(0x94D049BB133111EB)
-    return xor_shift(values, 31)
+    values = _xor_shift(values, 30) * np.uint64(0xBF58476D1CE4E5B9)
+    values = _xor_shift(values, 27) * np.uint64(0x94D049BB133111EB)
+    return _xor_shift(values, 31)
 
 
-def xor_shift(values: tf.Tensor, bits: int) -> tf.Tensor:
+def _xor_shift(values: tf.Tensor, bits: int) -> tf.Tensor:
     """Return values ^ (values >> bits) of unsigned integers; for bits > 0 it is a bijection."""
     return values ^ tf.bitwise.right_shift(values, tf.constant(bits, values.dtype))
 
@@ -100,9 +100,9 @@ def dropout_mask(shape: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
     high = tf.cast(tf.bitwise.right_shift(key, np.uint64(32)), tf.uint32)
     x = tf.bitcast(tf.range(tf.reduce_prod(shape)), tf.uint32)
     x = (x ^ tf.cast(key, tf.uint32)) * np.uint32(0x9E3779B1)
-    x = (xor_shift(x, 16) + high) * np.uint32(0x85EBCA6B)
-    x = xor_shift(x, 13) * np.uint32(0xC2B2AE35)
-    return tf.reshape(xor_shift(x, 16) >= np.uint32(int(rate * 2**32)), shape)
+    x = (_xor_shift(x, 16) + high) * np.uint32(0x85EBCA6B)
+    x = _xor_shift(x, 13) * np.uint32(0xC2B2AE35)
+    return tf.reshape(_xor_shift(x, 16) >= np.uint32(int(rate * 2**32)), shape)
 
 
 def _scaled(x, rate, seed):

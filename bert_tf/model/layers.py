@@ -87,10 +87,10 @@ class LayerNorm(keras.layers.Layer):
     def _of_inference(self, x_TH):
         gamma, beta = tf.convert_to_tensor(self.gamma), tf.convert_to_tensor(self.beta)
         x_TH = tf.cast(x_TH, tf.float32)
-        return tf.cast(norm_of_inference(x_TH, gamma, beta, self.epsilon), self.compute_dtype)
+        return tf.cast(_norm_of_inference(x_TH, gamma, beta, self.epsilon), self.compute_dtype)
 
 
-def norm_of_inference(
+def _norm_of_inference(
     x_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
     """Return LayerNorm(x), float32 `(T, H)` like its input, by the form that is fastest."""

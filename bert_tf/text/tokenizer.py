@@ -5,10 +5,10 @@ For other texts the normalizer splits words, and a WordPiece operation that does
 itself tokenizes each of them. Only operations of TensorFlow and TF Text are used, which TF Serving
 links.
 
-Of a long text, only the beginning or the end is tokenized. It is cut only before a character that
-separates words and that no tokenizer rule looks across: an ASCII space or punctuation mark, or a
-CJK ideograph. The tokens of the excerpt therefore equal those of the complete text. If no such
-character is within reach, more of the text is read.
+Of a string at most MAX_BYTES bytes are read, and of a long text only as much of the beginning or
+the end as is needed. It is cut only before a character that separates words and that no tokenizer
+rule looks across: an ASCII space or punctuation mark, or a CJK ideograph. The tokens of the excerpt
+therefore equal those of the complete text. If no such character is within reach, more is read.
 
 Shape suffixes: B texts, b a subset of them, (T) tokens of a text or piece (ragged), V vocabulary
 size, P pieces between masks, of all texts, X bytes within reach of a cut.
@@ -33,10 +33,8 @@ PLAIN_ASCII = r"[ -~\t\n\r]*"
 ASCII_ENTRY = re.compile(r"(##)?[0-9A-Za-z]+|[!-/:-@\[-`{-~]|\[UNK\]")
 
 MASK = "[MASK]"
-
 BYTES_PER_TOKEN = 16  # Read first per requested token; then four times as many.
 REACH = 2**10  # Bytes searched for a cut before a position.
-
 # Excluded are ".", ":", "'", "^" and "`", because the lower case of a capital sigma depends on what
 # follows them, and "]", the end of "[MASK]".
 CUT_BEFORE = b' \t\n\r!"#$%&()*+,-/;<=>?@[\\_{|}~'

@@ -1,8 +1,8 @@
 """Parity check of an exported SavedModel against the trained model.
 
-The SavedModel runs in a clean Python process with TensorFlow and TensorFlow Text only. The requests
-are texts that are hard to tokenize, and words with all entries of the vocabulary. If token ids or
-predictions differ from the trained model's, it is not published.
+The SavedModel runs in a clean Python process with TensorFlow and TensorFlow Text only. Its requests
+include texts that are hard to tokenize, and words with all entries of the vocabulary. If its token
+ids or predictions differ from the trained model's, it is not published.
 """
 
 from __future__ import annotations
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from bert_tf.text.vocabulary import Vocabulary
     from tasks.graph.pipeline import Pipeline
     from tasks.model.task_model import TaskModel
-
-# In bfloat16 a prediction may differ if a competing one was less probable by at most this much.
-MARGIN = 0.04
-
 
 # Name of a signature, and strings or lists of strings per input.
 Request = tuple[str, Mapping[str, Sequence]]
@@ -75,6 +71,9 @@ LONGEST_OF_WINDOWS = 20_000
 ROWS_PER_BATCH = 8
 WORDS_PER_BATCH = 4096
 
+# In bfloat16 a prediction may differ if a competing one was less probable by at most this much.
+MARGIN = 0.04
+
 
 class Tolerance(NamedTuple):
     """Maximum difference between the outputs of the SavedModel and of the trained model.
@@ -110,8 +109,8 @@ def check(
     """Compare a SavedModel with the trained model that it was exported from.
 
     The SavedModel is copied, made read-only and run in a clean Python process without this
-    project's code. The requests are those of `requests`, `questions`, and the warm-up
-    records, which only have to succeed.
+    project's code. The requests are those of `requests`, `questions`, and the warm-up records,
+    which only have to succeed.
 
     Args:
         directory: The SavedModel.

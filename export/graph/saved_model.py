@@ -76,7 +76,7 @@ def write_saved_model(
     }
     module.weights = [_variables(function) for function in module.functions.values()]
     tf.saved_model.save(module, str(directory), signatures=module.functions)
-    pin_saved_model(directory, device)
+    _pin_saved_model(directory, device)
     extra = pathlib.Path(directory) / "assets.extra"
     extra.mkdir()
     model.vocabulary.save(extra / "vocab.txt")
@@ -216,7 +216,7 @@ def pin(nodes: Iterable[node_def_pb2.NodeDef], device: str) -> None:
             node.device = GPU if device == "gpu" and node.op in _OF_VARIABLES else CPU
 
 
-def pin_saved_model(directory: os.PathLike | str, device: str) -> None:
+def _pin_saved_model(directory: os.PathLike | str, device: str) -> None:
     """Name a device for each node of a SavedModel; arguments as for `pin`."""
     path = pathlib.Path(directory) / "saved_model.pb"
     model = saved_model_pb2.SavedModel.FromString(path.read_bytes())

@@ -62,9 +62,18 @@ def _plain(value):
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def base_name(path: str) -> str:
+def _base_name(path: str) -> str:
     """Return the last part of a path, also if the path ends with a slash."""
     return os.path.basename(path.rstrip("/"))
+
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.PackageLoader("export.package"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+_ENVIRONMENT.filters.update(printable=_printable, plain=_plain, base_name=_base_name)
 
 
 class MetricChange(NamedTuple):
@@ -107,7 +116,7 @@ def model_card(
     settings, data = train.get("settings", {}), train.get("data") or {}
     if not isinstance(data, dict):  # Pretraining records one digest per directory of shards.
         data = dict(zip(settings.get("shards", ()), data, strict=False))
-    checkpoint = base_name(source.path)
+    checkpoint = _base_name(source.path)
     step = run.checkpoints.step_of(checkpoint)
     installed = versions(PACKAGES)
     tuned_metrics = (source.tuned or {}).get("metrics", {})
@@ -274,12 +283,3 @@ def _dumps(value):
 
 def _as_argument(value):
     return shlex.quote(_dumps(value))
-
-
-_ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.PackageLoader("export.package"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    keep_trailing_newline=True,
-)
-_ENVIRONMENT.filters.update(printable=_printable, plain=_plain, base_name=base_name)

@@ -21,8 +21,8 @@ from tensorflow.core.protobuf import fingerprint_pb2
 from export.clients.signature_defs import read_signatures
 from export.clients.signatures import Signature
 from export.graph.served_encoder import FUSED_PRODUCT
-from export.package import documents, warmup
-from export.package.documents import MetricChange, model_card, signature_page
+from export.package import warmup
+from export.package.documents import MetricChange, model_card, render, signature_page
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,12 +83,12 @@ def batching_parameters(signatures: Sequence[Signature], device: str = "cpu") ->
     """
     if any(tensor.rank == 2 for signature in signatures for tensor in signature.inputs.values()):
         return None
-    return documents.render(BATCHING, max_batch_size=MAX_BATCH_SIZE[device], device=device)
+    return render(BATCHING, max_batch_size=MAX_BATCH_SIZE[device], device=device)
 
 
 def models_config(name: str) -> str:
     """Return the content of models.config, a ModelServerConfig in text format, for any name."""
-    return documents.render(
+    return render(
         "models.config",
         name=name,
         escaped_name=text_encoding.CEscape(name.encode(), as_utf8=False),

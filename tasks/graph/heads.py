@@ -1,4 +1,4 @@
-"""Models of the published task types: encoder plus head (Devlin et al. 2019, figure 4); pooling.
+"""Networks of encoder and head of several task types (Devlin et al. 2019, figure 4); pooling.
 
 A head is dropout (except for answer spans) and one dense layer in float32. Outputs are dicts of
 float32, batch first. A model is built on construction.

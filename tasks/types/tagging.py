@@ -18,14 +18,13 @@ the continuation of the word's entity, because serving knows no words and must r
 entity. If the word is O, they are excluded from the loss: training on O for the name in "@ann" cost
 five points of F1 on tweets. Metrics use the first wordpiece of each word only, as in the paper.
 
-Limits: in raw text, entities may be predicted inside a word that a column file labels O ("@ann");
-an entity cannot end inside a basic token ("Berlin" in "Berliner"); and column files that split
-basic tokens ("do n't", "can not") have other tokens than the raw text.
-
-Metrics are entity-level: type and both borders have to match. There are two readings of tags that
+Metrics are of entities: type and both borders have to match. There are two readings of tags that
 are not IOB2, both of seqeval; on IOB2 they agree. In the default reading an I- that continues no
 entity begins one, as in CoNLL's conlleval; in the strict one it belongs to no entity.
 
+Limits: in raw text, entities may be predicted inside a word that a column file labels O ("@ann");
+an entity cannot end inside a basic token ("Berlin" in "Berliner"); and column files that split
+basic tokens ("do n't", "can not") have other tokens than the raw text.
 Shape suffixes: B or S texts (sentences), W windows of all texts, (L) tokens of a window (ragged), L
 tokens of the longest window or more, N words, T tokens and K basic tokens of all texts, M entities
 of all texts, E entities of the text that has most, V vocabulary entries, C labels, Y entity types.

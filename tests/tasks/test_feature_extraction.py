@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from bert_tf import Encoder, UserError
 from bert_tf.storage import files
@@ -63,6 +64,12 @@ def by_hand(encoder, ids, segment_ids, layers, pooling):
         "concat_last_4": np.concatenate(outputs[2:], axis=1),
     }[layers]
     return vectors[0] if pooling == "cls" else vectors.mean(axis=0)
+
+
+def test_layers_are_added_in_float32():
+    """bfloat16 has 8 bits: there 256 + 1 is 256."""
+    outputs = [tf.constant([value], tf.bfloat16) for value in (256.0, 1.0, 1.0, 1.0)]
+    assert LAYERS["sum_last_4"][1](outputs).numpy().tolist() == [259.0]
 
 
 def run(embedder, source, output, **options):

@@ -17,7 +17,8 @@ from tasks.graph.heads import POOLING, EncoderModel, on_grid
 LAYERS = {
     "last": (1, lambda outputs: outputs[0]),
     "second_to_last": (2, lambda outputs: outputs[0]),
-    "sum_last_4": (4, tf.add_n),
+    # In float32: half precision rounds each sum.
+    "sum_last_4": (4, lambda outputs: tf.add_n([tf.cast(x, tf.float32) for x in outputs])),
     "concat_last_4": (4, lambda outputs: tf.concat(outputs, axis=-1)),
 }
 ACTIVATIONS = {"tanh": "tanh", "identity": None}  # Of dense layers: name in Keras.
