@@ -354,6 +354,11 @@ def _of_model(path):
     default = values.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise UserError(f"{where}: default_prompt_name={default!r:.80}: expected one of prompts")
+    if default is not None:
+        # encode_query and encode_document put nothing before a text if they find no prompt.
+        prompts = {"query": "", **prompts}
+        if not {"passage", "corpus"} & prompts.keys():
+            prompts = {"document": "", **prompts}
     similarity = values.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
         raise UserError(

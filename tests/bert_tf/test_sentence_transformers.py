@@ -319,6 +319,25 @@ def write_converted(pretrained, tmp_path):
     return tmp_path / "out", report
 
 
+@pytest.mark.parametrize(
+    ("prompts", "default", "expected"),
+    [
+        ({"query": "q: "}, "query", {"query": "q: ", "document": ""}),
+        ({"document": "d: "}, "document", {"query": "", "document": "d: "}),
+        ({"query": "q: ", "passage": "p: "}, "query", {"query": "q: ", "passage": "p: "}),
+        ({"query": "q: "}, None, {"query": "q: "}),
+    ],
+)
+def test_the_default_prompt_is_none_of_documents_or_queries(
+    tmp_path, config, vocabulary, prompts, default, expected
+):
+    """Those of encode_query and encode_document without a prompt are empty, not the default."""
+    model = {**st_files.MODEL, "prompts": prompts, "default_prompt_name": default}
+    path = st_files.write(tmp_path / "model", config, vocabulary, model=model)
+    embedder = read_pretrained(path).embedder
+    assert (embedder["prompts"], embedder["default_prompt"]) == (expected, default)
+
+
 def test_an_embedder_is_written_as_it_was_read(tmp_path, config, vocabulary):
     path = st_files.write(
         tmp_path / "model",
