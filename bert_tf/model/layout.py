@@ -363,8 +363,8 @@ def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:
     """
     is_flat = "row_splits" in inputs
     rank, axes = (1, "(T,)") if is_flat else (2, "(B, L), or (T,) with row_splits")
-    of_ids = tf.TensorShape(inputs["input_ids"].shape)
     given = {name: inputs[name] for name in _PER_TOKEN if name in inputs}
+    expected = None
     for name, values in given.items():
         if isinstance(values, tf.RaggedTensor):
             raise UserError(
@@ -374,8 +374,11 @@ def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:
         shape = tf.TensorShape(values.shape)
         if shape.rank not in (None, rank):
             raise UserError(f"{name}: expected the shape {axes}, received {shape}")
-        if not shape.is_compatible_with(of_ids):
-            raise UserError(f"{name}: expected the shape of input_ids, {of_ids}, received {shape}")
+        expected = expected or shape
+        if not shape.is_compatible_with(expected):
+            raise UserError(
+                f"{name}: expected the shape of input_ids, {expected}, received {shape}"
+            )
     return FlatLayout(inputs) if is_flat else PackedLayout(inputs)
 
 

@@ -7,7 +7,7 @@ creates the model and tokenizes the rows, and writes nothing.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -86,15 +86,24 @@ def prepare(
         source = weights().embedder
     else:
         source = weights().run_task
-    training = _read(settings, data, source or {}, log, strategy)
+    training = read(settings, data, log, strategy, source)
     run = training.open_run()
     return training, run, _create_model(settings, training, run, weights)
 
 
-def _read(settings, data, source, log, strategy):
-    """Read the data; the training file determines the labels, which dev files are checked for."""
+def read(
+    settings: FinetuneSettings,
+    data: DataRows,
+    log: Callable[[str], None],
+    strategy: tf.distribute.Strategy,
+    source: Mapping[str, Any] | None = None,
+) -> TrainingRun:
+    """Read the data; the training file determines the labels, which dev files are checked for.
+
+    `source` is the task of the weights, see `Task.options_from`.
+    """
     kind, options = settings.task_options()
-    options = {**task_class(kind).options_from(source, options), **options}
+    options = {**task_class(kind).options_from(source or {}, options), **options}
     task = task_class(kind).from_data(data.labelled[settings.train], **options)
     names = (settings.train, *settings.dev)
     # Without a teacher, a file without labels has been refused.

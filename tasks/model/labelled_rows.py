@@ -243,9 +243,9 @@ def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:
     if isinstance(values, Mapping) and len(task.losses) == 1 and set(values) == set(task.losses):
         (values,) = values.values()
     if getattr(task, "multi_label", False) and hasattr(values, "columns"):
-        names = {str(name): name for name in values.columns}
-        if set(names) == set(task.labels) and len(values.columns) == len(names):
-            columns = [as_list(values[names[label]], "y") for label in task.labels]
+        names, labels = {str(name): name for name in values.columns}, getattr(task, "labels", ())
+        if set(names) == set(labels) and len(values.columns) == len(names):
+            columns = [as_list(values[names[label]], "y") for label in labels]
             return np.column_stack([list(map(_multi_hot, column)) for column in columns])
     return without_axis(values) if is_scalar else values
 
