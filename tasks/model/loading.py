@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import zipfile
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 
@@ -18,7 +21,13 @@ from tasks.model.task_model import TaskModel
 
 
 @argument_names()
-def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -> TaskModel:
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    checkpoint: str | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,
+) -> TaskModel:
     """Load a run directory or a .keras file of any task type.
 
         load_model("RUN").predict_rows(["My invoice is wrong."])
@@ -27,6 +36,10 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
         path: Run directory, or file written by `TaskModel.save`.
         checkpoint: Name of a directory in the run's checkpoints; by default the best, else the
             latest.
+        custom_objects: Functions and classes of your own in a .keras file by name, such as a loss
+            that the model was compiled with. See `keras.saving.load_model`.
+        compile: Whether the model of a .keras file is compiled as it was saved. A run directory
+            has neither optimizer nor loss.
 
     Returns:
         The model. Its `source` is the checkpoint of a run directory.
@@ -39,8 +52,7 @@ def load_model(path: str | os.PathLike[str], *, checkpoint: str | None = None) -
             raise UserError(
                 f"checkpoint={checkpoint!r}: expected with a run directory only, received {path}"
             )
-        _import_class(path)
-        return keras.saving.load_model(path)
+        return _load_file(path, custom_objects, compile)
     source = RunCheckpoint.open(os.fspath(path), checkpoint)
     weights = source.read()
     source = dataclasses.replace(source, task=source.task.for_weights(weights))
@@ -61,11 +73,33 @@ def model_class(task: Task) -> type[TaskModel]:
     return next(found for found in TaskModel.__subclasses__() if found.task_class is type(task))
 
 
+def _load_file(path, custom_objects, compile):
+    """Return the model of a .keras file."""
+    _import_class(path)
+    try:
+        model = keras.saving.load_model(path, custom_objects=custom_objects, compile=compile)
+        if isinstance(model, TaskModel):
+            # Keras loads a file without assets.
+            model.vocabulary.check_size(model.config.vocab_size, where="vocab.txt")
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if found := re.match(r"Could not locate (function|class) '.*?'", reason):
+            raise UserError(
+                f"{path}: {found[0]}; pass it in custom_objects of load_model, or compile=False if "
+                "it is a loss or metric"
+            ) from None
+        # With its cause, which may be in a class of the user.
+        raise UserError(f"{path}: cannot be loaded, may be damaged: {reason:.300}") from error
+    return model
+
+
 def _import_class(path):
     """Import the class of a .keras file, which registers it with Keras."""
     try:
         with files.open_file(path) as stream, zipfile.ZipFile(stream) as archive:
             values = json.loads(archive.read("config.json"))
+        if not isinstance(values, dict):
+            raise ValueError("config.json is no object")
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not a .keras file: {error}") from None
     name = str(values.get("registered_name")).removeprefix("bert_tf>")

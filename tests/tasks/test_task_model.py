@@ -5,7 +5,9 @@ import json
 import random
 import subprocess
 import sys
+import zipfile
 
+import keras
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ import tasks
 from bert_tf import UserError
 from bert_tf.weights.pretrained_encoder import Encoder
 from tasks.graph.pipeline import Pipeline
+from tasks.types.classification.text_classifier import ClassificationTask
 from tests import small
 from tests.conftest import ROOT
 from tests.small import TEXTS
@@ -127,6 +130,60 @@ def test_a_file_is_loaded_from_a_remote_path(huggingface_dir):
     assert tasks.load_model(path).predict_rows(ROWS) == model.predict_rows(ROWS)
     with pytest.raises(UserError, match="ram://task_model/none.keras: not a .keras file"):
         tasks.load_model("ram://task_model/none.keras")
+
+
+def own_loss(labels, logits):
+    return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+
+
+@pytest.fixture(scope="module")
+def keras_file(tmp_path_factory, config, vocabulary):
+    """Return a .keras file of a model that was compiled with a function of the user."""
+    task = ClassificationTask(labels=LABELS, max_seq_length=12)
+    model = tasks.TextClassifier(task, config, vocabulary)
+    model.compile(keras.optimizers.SGD(0.1), own_loss)
+    path = tmp_path_factory.mktemp("files") / "model.keras"
+    model.save(path)
+    return path
+
+
+def test_a_model_is_loaded_with_functions_of_the_user_or_without_them(keras_file):
+    expected = "Could not locate function 'own_loss'; pass it in custom_objects of load_model, or"
+    with pytest.raises(UserError, match=rf"model.keras: {expected} compile=False if it .*\Z"):
+        tasks.load_model(keras_file)
+    assert tasks.load_model(keras_file, custom_objects={"own_loss": own_loss}).compiled
+    assert not tasks.load_model(keras_file, compile=False).compiled
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("model.weights.h5", None, "cannot be loaded, may be damaged: Expected a model.weights"),
+        ("model.weights.h5", lambda content: content[:3000], "cannot be loaded, may be damaged: "),
+        ("assets/layers/preprocessor/vocab.txt", None, "has no vocabulary"),
+        ("assets/layers/preprocessor/vocab.txt", lambda content: content[:30], "vocab.txt: "),
+        ("config.json", None, "not a .keras file: "),
+        ("config.json", lambda content: b"[]", "not a .keras file: config.json is no object"),
+        (
+            "config.json",
+            lambda content: content.replace(b'"hidden_size": 12', b'"hidden_size": 24'),
+            "cannot be loaded, may be damaged: A total of",
+        ),
+    ],
+)
+def test_a_damaged_file_is_a_user_error(keras_file, tmp_path, name, change, message):
+    with (
+        zipfile.ZipFile(keras_file) as archive,
+        zipfile.ZipFile(tmp_path / "m.keras", "w") as damaged,
+    ):
+        for entry in archive.namelist():
+            content = archive.read(entry)
+            if entry == name:
+                content = change and change(content)
+            if content is not None:
+                damaged.writestr(entry, content)
+    with pytest.raises(UserError, match=rf"m.keras: .*{message}.*\Z"):
+        tasks.load_model(tmp_path / "m.keras", compile=False)
 
 
 @pytest.mark.slow
