@@ -16,7 +16,7 @@ from export import publishing
 from export.checks import parity
 from export.graph.saved_model import served_pipeline
 from export.package import version_files
-from export.package.documents import model_card
+from export.package.documents import MetricChange, model_card
 from tasks import TextClassifier, load_model
 from tests import small
 from tests.export.test_publishing import publish
@@ -53,6 +53,16 @@ def test_the_model_card_of_a_model_names_the_origin_and_no_temporary_directory(
     )
     assert "huggingface" in cards[0].lower() and "builders-place" not in cards[0]
     assert not list((tmp_path / "builders-place").glob("tmp*"))
+
+
+def test_the_model_card_has_the_tolerances_and_names_no_refused_flag(model, tmp_path):
+    model = load_model(model.save_run(tmp_path / "run").path)
+    for precision in ("bfloat16", "float16"):
+        tolerance, card = parity.TOLERANCES[precision], model_card("m", model, precision, True)
+        assert f"are within {tolerance.probability:g} of" in card and "--portable" in card
+        assert f"vectors within {100 * tolerance.number:g}% of the row's largest" in card
+    card = model_card("m", model, "int8", True, MetricChange("accuracy", "dev.csv", 0.9, 0.9))
+    assert "- operations: TensorFlow for x86-64 on a CPU\n" in card
 
 
 @pytest.mark.parametrize("name", ["TextClassifier", "TextEmbedder"])
