@@ -16,7 +16,8 @@ class UserError(ValueError):
     _keras_call_info_injected = True
 
     def __init__(self, message: str) -> None:
-        super().__init__(re.sub(r"\s*\n\s*", " ", message))
+        lines = map(str.strip, str(message).split("\n"))
+        super().__init__(" ".join(filter(None, lines)) if "\n" in str(message) else message)
 
 
 class DivergenceError(UserError):
@@ -25,6 +26,10 @@ class DivergenceError(UserError):
 
 # Lines of TensorFlow's messages that are about its graph.
 _OF_GRAPH = re.compile(r"Graph execution error:|Detected at node |<stack traces |\d+ root err|\s|$")
+# What `tf.debugging.Assert` prints: its data, perhaps the condition, and then nodes of the graph.
+_ASSERTION = re.compile(
+    r"assertion failed: \[(.+?)\](?: \[Condition |\s*\n\s*\[\[|\s*$)", re.DOTALL
+)
 
 
 def tensorflow_reason(error: Exception | str) -> str:
@@ -34,11 +39,12 @@ def tensorflow_reason(error: Exception | str) -> str:
         error: Error that it raised, or the message of a server that runs it.
     """
     message = str(getattr(error, "message", error) or "no reason available")
-    if found := re.search(r"assertion failed: \[(.+?)\](?: \[|\s*\n|$)", message, re.DOTALL):
-        return " ".join(found[1].split())
+    if found := _ASSERTION.search(message):
+        return " ".join(found[1].replace("] [", " ").split())
     message = re.sub(r"\n +\(0\) [A-Z_]+: +", "\n", message)  # The first of several errors.
     lines = [line for line in message.splitlines() if not _OF_GRAPH.match(line)]
-    return re.sub(r"\{\{\w+ \S+\}\} | \[Op:.*", "", (lines or message.split("\n"))[0]).strip()
+    reason = re.sub(r"\{\{\w+ \S+?\}\} ?| *\[Op:.*", "", (lines or message.split("\n"))[0])
+    return reason.strip() or "no reason available"
 
 
 _is_command = False

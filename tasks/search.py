@@ -155,8 +155,9 @@ def _warn_of_prompts(settings, task):
     name = next((name for name in DOCUMENT_PROMPTS if task.prompts.get(name)), None)
     if name is not None and settings.prompt is None and task.default_prompt is None:
         command.log(
-            f"warning: {settings.vectors}: of texts without a prompt, but the embedder has the "
-            f"prompt {name!r}; pass --prompt={name} to bert-tf extract and to this command"
+            f"warning: {settings.vectors}: its texts have no prompt, but the embedder has the "
+            f"prompt {name!r} for documents; pass --prompt={name} to bert-tf extract and to this "
+            "command"
         )
 
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from bert_tf.data import tf_examples
 from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
-from bert_tf.errors import UserError
+from bert_tf.errors import UserError, tensorflow_reason
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
 from bert_tf.text.vocabulary import Vocabulary
@@ -98,7 +98,7 @@ def read_shards(
         # The error names no file: it is in that of the last batch or in a later one.
         for path in paths[shard:]:
             _check_records(path, parse)
-        reason = error.message.splitlines()[0]
+        reason = tensorflow_reason(error)
         raise UserError(
             f"{paths[shard]}: was changed while it was read, or could not be read ({reason}); "
             "rerun the command"
@@ -137,7 +137,7 @@ def _check_records(path, parse):
 
 def _unreadable(path, error):
     """Return the UserError for a TensorFlow error that is not about the content of a file."""
-    return UserError(f"{path}: cannot be read ({error.message.splitlines()[0]})")
+    return UserError(f"{path}: cannot be read ({tensorflow_reason(error)})")
 
 
 def inspect(

@@ -145,8 +145,9 @@ class Encoder(keras.layers.Layer):
         """Refuse lists by name, which Keras takes for arguments of other types."""
         given = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
         for name, values in given.items():
-            if isinstance(values, list | tuple):
-                raise UserError(f"{name}: expected a tensor, received a list; pass tf.constant")
+            if values is None or isinstance(values, list | tuple):
+                kind = type(values).__name__
+                raise UserError(f"{name}: expected a tensor, received a {kind}; pass tf.constant")
         return super().__call__(inputs, *args, **kwargs)
 
     def call(

@@ -363,7 +363,9 @@ def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:
     """
     is_flat = "row_splits" in inputs
     rank, axes = (1, "(T,)") if is_flat else (2, "(B, L), or (T,) with row_splits")
-    given = {name: inputs[name] for name in _PER_TOKEN if name in inputs}
+    # Without sequences, positions are those of the tokens.
+    names = _PER_TOKEN if "sequence_ids" in inputs else _PER_TOKEN[:-1]
+    given = {name: inputs[name] for name in names if name in inputs}
     expected = None
     for name, values in given.items():
         if isinstance(values, tf.RaggedTensor):

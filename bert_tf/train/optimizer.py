@@ -185,8 +185,13 @@ class AdamBase(keras.optimizers.Optimizer):
         self.scales_loss, self._has_scaled = scales_loss, False
         if scales_loss:  # Keras scales the first loss before it builds the optimizer.
             with keras.name_scope(self.name):
-                scale = keras.Variable(FIRST_LOSS_SCALE, False, "float32", name="loss_scale")
-                steps = keras.Variable(0, False, "int64", name="finite_steps")
+                scale, steps = (
+                    keras.Variable(first, dtype=dtype, trainable=False, name=name)
+                    for first, dtype, name in (
+                        (FIRST_LOSS_SCALE, "float32", "loss_scale"),
+                        (0, "int64", "finite_steps"),
+                    )
+                )
             object.__setattr__(self, "_of_scale", (scale, steps))
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -271,8 +276,8 @@ class AdamBase(keras.optimizers.Optimizer):
         if self.scales_loss and not self._has_scaled:
             raise ValueError(
                 f"{type(self).__name__}(scales_loss=True): received gradients of a loss that "
-                "`scale_loss` has not scaled; with Keras expected compile(..., "
-                "auto_scale_loss=False), since it scales the loss itself otherwise"
+                "`scale_loss` has not scaled; expected those of scale_loss(loss), and with Keras "
+                "compile(..., auto_scale_loss=False), since it scales the loss itself otherwise"
             )
         if trainable_variables is not None:
             self.build(trainable_variables)

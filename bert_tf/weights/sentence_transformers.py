@@ -356,9 +356,9 @@ def _of_model(path):
         raise UserError(f"{where}: default_prompt_name={default!r:.80}: expected one of prompts")
     if default is not None:
         # encode_query and encode_document put nothing before a text if they find no prompt.
-        prompts = {"query": "", **prompts}
+        prompts.setdefault("query", "")
         if not {"passage", "corpus"} & prompts.keys():
-            prompts = {"document": "", **prompts}
+            prompts.setdefault("document", "")
     similarity = values.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
         raise UserError(

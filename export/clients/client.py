@@ -19,7 +19,7 @@ def check_timeout(timeout: Any) -> float:
     seconds = to_python(timeout)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 < seconds <= MAX_TIMEOUT:
-        shown = f"{seconds:g}" if is_number else repr(seconds)
+        shown = f"{seconds:g}" if isinstance(seconds, float) else repr(seconds)
         raise UserError(
             f"--timeout={shown:.80}: expected a finite number > 0 of seconds, at most "
             f"{MAX_TIMEOUT:,}"

@@ -140,8 +140,9 @@ def read_rows_of(
         UserError: If the task type is unknown, and in an iteration what its reader raises.
     """
     path = task_type(task["kind"]).rows_path
-    is_glue = task.get("file_format") in GLUE
-    rows = imported(_GLUE_ROWS if is_glue else path)(source, labelled, **task)
+    if path == TaskType.rows_path and task.get("file_format") in GLUE:
+        path = _GLUE_ROWS
+    rows = imported(path)(source, labelled, **task)
     return rows if labelled or task.get("for_training") else map(_unknown, rows)
 
 

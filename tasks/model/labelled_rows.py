@@ -244,9 +244,13 @@ def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:
         (values,) = values.values()
     if getattr(task, "multi_label", False) and hasattr(values, "columns"):
         names, labels = {str(name): name for name in values.columns}, getattr(task, "labels", ())
-        if set(names) == set(labels) and len(values.columns) == len(names):
-            columns = [as_list(values[names[label]], "y") for label in labels]
-            return np.column_stack([list(map(_multi_hot, column)) for column in columns])
+        if set(names) != set(labels) or len(values.columns) != len(names):
+            raise UserError(
+                f"y: expected a table with the columns {', '.join(labels)}, received "
+                f"{', '.join(map(str, values.columns)):.80}"
+            )
+        columns = [as_list(values[names[label]], "y") for label in labels]
+        return np.column_stack([list(map(_multi_hot, column)) for column in columns])
     return without_axis(values) if is_scalar else values
 
 

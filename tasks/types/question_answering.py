@@ -521,10 +521,6 @@ class QuestionAnsweringTask(Task):
         which = "all questions have" if found == {True} else "no question has"
         return [f"{which} an answer: the no-answer threshold cannot be tuned and is 0"]
 
-    def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
-        """Return those of `check_dev`, which the run then records with the threshold."""
-        return self.check_dev(data.examples)
-
     def tune(self, data: EncodedExamples, outputs: Arrays) -> "QuestionAnsweringTask":
         """Return the task with the no-answer threshold of the best F1 on this data.
 

@@ -254,9 +254,9 @@ class RankingTask(ChoiceTask):
 def _number(value):
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
-    if not abs(number) <= np.finfo(np.float32).max:  # NaN, too.
+    if not abs(number) <= float(np.finfo(np.float32).max):  # NaN, too.
         raise ValueError(f"relevance {value!r:.80}: expected a number")
     return number
 

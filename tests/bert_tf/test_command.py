@@ -422,7 +422,13 @@ GRAPH_ERROR = (
         (f"{GRAPH_ERROR}assertion failed: [a: too\nmany] [Condition x <= y] [4]\n", "a: too many"),
         ("assertion failed: [sizes [1, 2] differ]\n\t [[{{node g}}]]", "sizes [1, 2] differ"),
         (f"{GRAPH_ERROR}2 root error(s) found.\n  (0) INTERNAL:  bad\n  (1) INTERNAL:  b", "bad"),
-        (" \n", ""),
+        (
+            "assertion failed: [x [rows]: wrong [a] [b] end] [Condition c]",
+            "x [rows]: wrong [a b] end",
+        ),
+        ("assertion failed: [bad rows] [1 2]\n\t [[{{node g}}]]", "bad rows 1 2"),
+        ("bad {{node f/g}}[Op:A]", "bad"),
+        (" \n", "no reason available"),
     ],
 )
 def test_a_reason_of_tensorflow_is_its_own_text_in_one_line(message, reason):

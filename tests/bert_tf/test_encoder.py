@@ -199,6 +199,10 @@ IDS_BL = np.array([[2, 10, 11, 3]])
     ("inputs", "message"),
     [
         (IDS_BL.tolist(), "input_ids: expected a tensor, received a list; pass tf.constant"),
+        (
+            {"input_ids": IDS_BL, "input_mask": None},
+            "input_mask: expected a tensor, received a None",
+        ),
         ({"input_ids": [[2, 3]]}, "input_ids: expected a tensor, received a list; pass tf.const"),
         (IDS_BL[0], "input_ids: expected the shape (B, L), or (T,) with row_splits, received (4,)"),
         (IDS_BL[0, 0], "input_ids: expected the shape (B, L), or (T,) with row_splits, received "),

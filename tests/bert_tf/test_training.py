@@ -418,7 +418,7 @@ def test_a_keras_model_scales_the_loss(tmp_path):
     """Keras scales the first loss before it builds the optimizer."""
     model, x, losses = own_model()
     assert losses[1] < losses[0] and int(model.optimizer.iterations) == 8
-    assert int(model.optimizer.finite_steps) == 8
+    assert int(model.optimizer.finite_steps) == 8 and not model.optimizer.loss_scale.trainable
     model.optimizer.loss_scale.assign(4.0)
     model.save(tmp_path / "own.keras")
     loaded = keras.saving.load_model(tmp_path / "own.keras").optimizer
@@ -436,7 +436,7 @@ def test_a_loss_is_not_scaled_twice():
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        with pytest.raises(ValueError, match=r"expected compile\(..., auto_scale_loss=False"):
+        with pytest.raises(ValueError, match=r"with Keras compile\(..., auto_scale_loss=False"):
             own_model()
         model, _, _ = own_model(auto_scale_loss=False)
     finally:

@@ -92,8 +92,8 @@ def test_messages_about_tables_have_one_line_and_name_columns(model, weights, ta
     for message, call in {
         f"{columns}billing, hardware, software; pass one": lambda: model.encode(ROWS, one_hot),
         f"{columns}intent; pass one of them": lambda: model.encode(ROWS, table[["intent"]]),
-        f"{columns}billing; pass one": lambda: create_multi_label(weights, LABELS).encode(
-            ROWS, one_hot[["billing"]]
+        "y: expected a table with the columns billing, hardware, software, received billing": (
+            lambda: create_multi_label(weights, LABELS).encode(ROWS, one_hot[["billing"]])
         ),
         "expected at least two different names": lambda: create_multi_label(
             weights, pandas.Series(["a", "b", "a"])

@@ -297,7 +297,7 @@ def test_rows_without_the_prompt_of_documents_are_warned_of(
     search._warn_of_prompts(
         settings, types.SimpleNamespace(prompts=prompts, default_prompt=default)
     )
-    assert ("'passage'; pass --prompt=passage to" in capsys.readouterr().err) == warns
+    assert ("'passage' for documents; pass --prompt=passage to" in capsys.readouterr().err) == warns
 
 
 def test_wrong_flags_are_rejected(flags, tmp_path):

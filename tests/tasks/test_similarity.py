@@ -129,8 +129,8 @@ def test_wrong_rows_are_refused(untrained, x, y, message):
         ("cosent", [5.0] * 4, "expected different numbers, .* received 5.0 in every row"),
         (
             "cosent",
-            [1e39, 1.0, 2.0, 3.0],
-            r"y\[0\]: expected a finite number of float32, received 1e\+39",
+            [10**400, 1.0, 2.0, 3.0],
+            r"y\[0\]: expected a finite number of float32, received 10000",
         ),
     ],
 )

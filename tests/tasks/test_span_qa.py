@@ -194,14 +194,14 @@ def test_metrics_are_computed_from_the_predictions(pipeline, monkeypatch):
     assert answers_of(decided, encoded, outputs) != logged
 
     # Questions that all have an answer, or none, have their best threshold beyond all scores.
-    assert task.check_dev(encoded.examples) == task.tuning_warnings(encoded, outputs) == []
+    assert task.check_dev(encoded.examples) == []
     for answers, message in (
         ((("a", 0),), "all questions have an answer"),
         ((), "no question has"),
     ):
         labels[:] = [answers] * len(labels)
         (warning,) = task.check_dev(encoded.examples)
-        assert warning.startswith(message) and task.tuning_warnings(encoded, outputs) == [warning]
+        assert warning.startswith(message) and not task.tuning_warnings(encoded, outputs)
         tuned = task.tune(encoded, outputs)
         assert tuned.null_threshold == 0.0 != task.metrics(encoded, outputs)["best_null_threshold"]
 

@@ -114,7 +114,7 @@ def _columns(task, file):
             label = score or _SCORES[0]
         elif is_of_run or given == PAIR_COLUMNS:
             # Pairs that were mined with labels: those labelled 0 are no positives.
-            if not (label or column) and score_column(there):
+            if not (label or column) and set(given) <= set(there) and score_column(there):
                 what = (
                     f"The loss {task['loss']} of the run has no scores; remove that column, and "
                     "the rows that are no positives"

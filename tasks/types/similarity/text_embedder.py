@@ -356,8 +356,8 @@ class SimilarityTask(TextTask):
                     f"expected two texts and a number with loss={self.loss!r}, received "
                     f"{num_texts} and {label!r:.80}"
                 )
-            if not abs(label) <= np.finfo(np.float32).max:  # NaN, too.
-                raise ValueError(f"expected a finite number of float32, received {label}")
+            if not abs(label) <= float(np.finfo(np.float32).max):  # NaN, too.
+                raise ValueError(f"expected a finite number of float32, received {label!r:.80}")
         elif num_texts == 1 and label is None:
             raise ValueError("expected a class per text, or pairs of texts, received texts alone")
         elif num_texts > 1 and label is not None:

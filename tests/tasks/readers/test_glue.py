@@ -3,6 +3,7 @@
 import pytest
 
 from bert_tf import UserError
+from tasks import read_examples
 from tasks.base.task_types import read_rows_of
 from tasks.data.readers.glue import GLUE, read_glue, submission_lines
 from tasks.data.readers.rows import BadRow, raise_bad_rows
@@ -124,6 +125,14 @@ def test_malformed_lines_of_qqp_are_known_errors_in_training(tmp_path):
         rows[0].message.startswith("expected 6 fields, received 4. Columns: 'id', 'qid1'")
         and not rows[0].is_known
     )
+
+
+@pytest.mark.parametrize("task_type", ["similarity", "multiple_choice"])
+def test_types_with_rows_of_their_own_read_no_glue_file(tmp_path, task_type):
+    path = tmp_path / "dev.tsv"
+    path.write_text("gj04\t1\t\tOne sentence.\n")
+    with pytest.raises(UserError):
+        read_examples(path, task_type, file_format="cola")
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,8 @@ def test_the_loss_of_a_run_says_whether_its_pairs_have_scores(write):
     # Those that do not fit each other may be no positives.
     with pytest.raises(UserError, match="columns s1 and s2 without 'score'. The loss contrastive"):
         read({**run, "loss": "contrastive"}, scored)
+    with pytest.raises(UserError, match="no column 's1'; the columns are 'text_a', 'text_b'"):
+        read({**run, "loss": "contrastive"}, write("text_a,text_b,score\na,b,0.5\n", "other.csv"))
     negative = write("s1,s2,score,negative\na,b,0.5,c\n", "negative.csv")
     assert read({**run, "loss": "triplet"}, negative) == [(["a", "b", "c"], None)]
     assert read({**run, "loss": "cosine"}, scored) == [(["a", "b"], "0.5")]
