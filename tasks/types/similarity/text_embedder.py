@@ -621,7 +621,8 @@ def options_from(pretrained: PretrainedWeights, given: Mapping[str, Any]) -> dic
     if pretrained.unsupported_embedder:
         raise UserError(pretrained.unsupported_embedder)
     source = pretrained.embedder or {}
-    brought = {name: source[name] for name in ("max_seq_length", "truncation") if name in source}
+    names = ("max_seq_length", "truncation")
+    brought: dict[str, Any] = {name: source[name] for name in names if name in source}
     if len(source.get("text_columns", ())) > 1:
         brought["pairs"] = True
     options = {**brought, **SimilarityTask.options_from(source, given), **given}
