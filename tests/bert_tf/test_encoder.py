@@ -223,7 +223,17 @@ IDS_BL = np.array([[2, 10, 11, 3]])
             "input_ids: expected the shape (T,), received (1, 4)",
         ),
     ],
-    ids=["list", "dict of list", "one axis", "scalar", "ragged", "mask", "segments", "flat"],
+    ids=[
+        "list",
+        "none",
+        "dict of list",
+        "one axis",
+        "scalar",
+        "ragged",
+        "mask",
+        "segments",
+        "flat",
+    ],
 )
 def test_inputs_of_another_shape_are_refused(config, inputs, message):
     with pytest.raises(UserError) as raised:

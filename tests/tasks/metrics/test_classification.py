@@ -306,7 +306,7 @@ def test_arrays_of_different_shapes_are_rejected():
 @pytest.mark.parametrize(
     ("modules", "package"),
     [
-        (["calibration", "classification", "entities", "regression", "squad"], "tensorflow"),
+        (["calibration", "classification", "regression", "squad"], "tensorflow"),
         (["thresholds"], "sklearn"),  # Its objectives are flags, which are checked at once.
     ],
 )
