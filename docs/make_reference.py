@@ -238,7 +238,7 @@ def signature(name: str, function: typing.Any, bound: bool) -> list[str]:
     return [f"{name}(", *(f"    {shown}," for shown in parameters), f"){arrow}"]
 
 
-def is_ours(value: typing.Any) -> bool:
+def is_of_project(value: typing.Any) -> bool:
     """Return whether a class or function is part of this project."""
     return str(getattr(value, "__module__", "")).split(".")[0] in PACKAGES
 
@@ -247,7 +247,7 @@ def methods(owner: type, without: tuple[type, ...]) -> Iterator[tuple[str, typin
     """Yield the documented public methods and properties of a class, inherited ones included."""
     seen = set(HOOKS)
     for base in owner.__mro__:
-        if base in without or not is_ours(base):
+        if base in without or not is_of_project(base):
             continue
         for name, value in vars(base).items():
             inner = getattr(value, "__func__", value)
@@ -293,7 +293,7 @@ def class_section(name: str, owner: type, without: tuple[type, ...]) -> Iterator
     """Yield the lines of a class: constructor, docstring, methods."""
     text = inspect.cleandoc(owner.__doc__ or "")
     made_by = next((base for base in owner.__mro__ if "__init__" in vars(base)), object)
-    if is_ours(made_by) and not without:
+    if is_of_project(made_by) and not without:
         yield from ("```python", *signature(name, owner, bound=False), "```", "")
         if made_by.__doc__ != owner.__doc__:
             text += "\n\n" + arguments(made_by.__doc__ or "")

@@ -241,9 +241,9 @@ def _staging_directory(
             os.chmod(directory, 0o755)  # The server may run as another user.
         path = output_dir / f"{_STAGING}{os.getpid()}"
         for left in sorted(output_dir.glob(f"{_STAGING}*")) if is_marked else ():
-            is_ours = left.is_dir() and left.name.removeprefix(_STAGING).isdecimal()
+            is_staging = left.is_dir() and left.name.removeprefix(_STAGING).isdecimal()
             # Without locks in the file system, another process may be writing there.
-            if is_ours and (is_locked or left == path):
+            if is_staging and (is_locked or left == path):
                 shutil.rmtree(left, ignore_errors=True)
                 log(f"{left}: removed, left by a killed export")
         path.mkdir()
