@@ -131,8 +131,8 @@ def run_local(open_writer: OpenWriter, directory: str, num_workers: int) -> Iter
             "more shards or fewer --num_workers); rerun the command to resume"
         ) from None
     finally:
-        # At this point all tasks are done or the command is being aborted. Nobody reads the message,
-        # so all workers see it; the caller may have further child processes.
+        # At this point all tasks are done or the command is being aborted. Nobody reads the
+        # message, so all workers see it. The caller may have child processes of its own.
         sender.send(None)
         pool.shutdown(cancel_futures=True)
 
