@@ -45,7 +45,9 @@ def write(model: ExportedModel, directory: pathlib.Path) -> Written:
     if model.kind not in ("classification", "regression", "ranking"):
         raise UserError(
             f"{model.pretrained.source}: sentence-transformers has no such model; expected the "
-            "task similarity, classification, regression or ranking"
+            "task similarity, classification, regression or ranking. Run: bert-tf finetune "
+            "--task=similarity --train=FILE --init_from=PATH --output_dir=RUN, then: bert-tf "
+            "convert --from=RUN --to=DIR --format=sentence-transformers"
         )
     return _write_cross_encoder(model, directory)
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig, strips_accents
 from bert_tf.data import masking, tf_examples
-from bert_tf.data.manifest import Manifest
+from bert_tf.data.manifest import Manifest, content_fault
 from bert_tf.errors import UserError, tensorflow_reason
 from bert_tf.storage import files
 from bert_tf.text.encoder_inputs import (
@@ -338,7 +338,11 @@ class PretrainingDataset:
             tf.gather(column, pieces_of_block) for column in self._pieces
         )
         offsets = tf.numpy_function(self._find, [shards, firsts, is_part], tf.int64)
-        sources = (tf.gather(self._paths, shards), tf.ensure_shape(offsets, [None]), expected)
+        # Before they are read, since one shard may have records that another one lacks.
+        checked = tf.numpy_function(self._check_sizes, [shards], [])
+        with tf.control_dependencies([checked]):
+            paths = tf.gather(self._paths, shards)
+        sources = (paths, tf.ensure_shape(offsets, [None]), expected)
         num_shards = tf.size(shards) - tf.math.count_nonzero(is_part, dtype=tf.int32)
         parts = tf.data.Dataset.from_tensor_slices(tuple(column[num_shards:] for column in sources))
         # Complete shards are read to their end, which shows surplus records.
@@ -368,22 +372,25 @@ class PretrainingDataset:
             offsets[row] = self._offsets[shard][firsts[row] // self._piece_records]
         return offsets
 
-    def _check_count(self, missing, shards):
-        """Raise an error that names the first shard with another number of records, if any.
-
-        Sizes are compared too, since one shard may have records that another one lacks.
-        """
+    def _check_sizes(self, shards):
+        """Raise an error that names the first shard of another size and number of records."""
         for shard in shards:
-            size = self.manifest.shards[shard]["bytes"]
-            if missing or files.stamp(self._paths[shard])[0] != size:
+            if files.stamp(self._paths[shard])[0] != self.manifest.shards[shard]["bytes"]:
                 self._counted(shard)
+
+    def _check_count(self, missing, shards):
+        """Raise an error that names the first shard of another number of records, if any."""
+        for shard in shards if missing else ():
+            self._counted(shard)
 
     def _counted(self, shard):
         """Return the offsets of a shard's pieces, after a check of its number of records."""
         path = self._paths[shard]
         count, offsets = record_offsets(path, self._piece_records)
         if count != self._counts[shard]:
-            raise ValueError(f"<<{path}: {count} records; the manifest has {self._counts[shard]}>>")
+            fault = content_fault(path)
+            found = f"{count} records{f' ({fault})' if fault else ''}"
+            raise ValueError(f"<<{path}: {found}; the manifest has {self._counts[shard]}>>")
         return offsets
 
     def _checks(self, examples, shard_B, number_B):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from bert_tf.data import tf_examples
-from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest
+from bert_tf.data.manifest import NAME, VOCABULARY_NAME, Manifest, content_fault
 from bert_tf.errors import UserError, tensorflow_reason
 from bert_tf.storage import files
 from bert_tf.system.progress import Progress
@@ -136,7 +136,7 @@ def _check_records(path, parse):
 
 
 def _unreadable(path, error):
-    """Return the UserError for a TensorFlow error that is not about the content of a file."""
+    """Return the UserError for an error that is not about the content of a file."""
     return UserError(f"{path}: cannot be read ({tensorflow_reason(error)})")
 
 
@@ -210,8 +210,8 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
     copy of the vocabulary is saved next to them.
 
     Raises:
-        UserError: If a file does not contain the released features, or a value is out of range,
-            such as an id that is not in the vocabulary.
+        UserError: If a file is empty or does not contain the released features, or a value is out
+            of range, such as an id that is not in the vocabulary.
     """
     if NAME in files.listdir(directory):
         raise UserError(
@@ -226,6 +226,15 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
     if not names:
         raise UserError(f"{directory}: no TFRecord files; expected names with 'tfrecord'")
     paths = [os.path.join(directory, name) for name in names]
+    for path in paths:
+        try:
+            fault = content_fault(path)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if fault:
+            raise UserError(
+                f"{path}: {fault}; expected TFRecords without compression; replace or remove it"
+            )
     max_seq_length, max_predictions = _lengths(paths)
     parse = tf_examples.parser(max_seq_length, max_predictions)
     totals = [{"records": 0, "tokens": 0, "random_next": 0} for _ in paths]

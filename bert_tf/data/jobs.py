@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 import io
 import logging
-import multiprocessing
+import multiprocessing.connection
 import os
 import shlex
 import signal
@@ -107,11 +107,13 @@ def run_local(open_writer: OpenWriter, directory: str, num_workers: int) -> Iter
     Raises:
         UserError: If a worker was killed, or from a worker.
     """
+    context = multiprocessing.get_context("spawn")
+    end, sender = context.Pipe(duplex=False)
     pool = concurrent.futures.ProcessPoolExecutor(
         num_workers,
-        multiprocessing.get_context("spawn"),
+        context,
         _start,
-        (open_writer, max(1, count_processors() // num_workers)),
+        (open_writer, max(1, count_processors() // num_workers), end),
     )
     try:
         # Wait for all workers, so that an error in their setup is raised before any task.
@@ -129,9 +131,9 @@ def run_local(open_writer: OpenWriter, directory: str, num_workers: int) -> Iter
             "more shards or fewer --num_workers); rerun the command to resume"
         ) from None
     finally:
-        # At this point all tasks are done or the command is being aborted.
-        for child in multiprocessing.active_children():
-            child.kill()
+        # At this point all tasks are done or the command is being aborted. Nobody reads the
+        # message, so all workers see it. The caller may have child processes of its own.
+        sender.send(None)
         pool.shutdown(cancel_futures=True)
 
 
@@ -152,11 +154,11 @@ def _made(pool, tasks, at_once):
 _write = _user_error = None  # State of a worker process.
 
 
-def _start(open_writer, num_threads):
-    """Open the writer in this worker, which uses some of the processors."""
+def _start(open_writer, num_threads, end):
+    """Open the writer in this worker, which uses some of the processors, until `end` says so."""
     global _write, _user_error
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_at, args=(end,), daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(num_threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"
@@ -166,9 +168,9 @@ def _start(open_writer, num_threads):
         _user_error = error
 
 
-def _end_with_parent():
-    # A parent that is killed cannot stop its workers, so each of them watches the parent.
-    multiprocessing.parent_process().join()
+def _exit_at(end):
+    # Without a message too if the parent is killed, since nobody else has the other end.
+    multiprocessing.connection.wait([end])
     os._exit(1)
 
 

@@ -8,6 +8,7 @@ SHARDS/examples-00007-of-00064.tfrecord      a shard; see `bert_tf.data.sharded_
 import concurrent.futures
 import hashlib
 import os
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -294,7 +295,7 @@ class Manifest(ShardManifest):
             path = self.path(entry["file"])
             size, changed = files.stamp(path) if files.exists(path) else (None, None)
             if size != entry["bytes"]:
-                has = "no such file" if size is None else f"{size} bytes"
+                has = "no such file" if size is None else content_fault(path) or f"{size} bytes"
                 raise UserError(f"{path}: {has}; expected {entry['bytes']} bytes; {_REMEDY}")
             found[path] = [size, changed, entry["sha256"]]
         extra = {name for name in files.listdir(self.directory) if name.endswith(".tfrecord")} - {
@@ -307,6 +308,17 @@ class Manifest(ShardManifest):
         known = verified or {}
         _check_hashes({path: of for path, of in found.items() if known.get(path) != of}, log)
         return found
+
+
+def content_fault(path: str | os.PathLike) -> str | None:
+    """Return why a file cannot have TFRecords, because it is empty or compressed, or `None`."""
+    with files.open_file(path) as stream:
+        head = stream.read(64)
+    try:
+        zlib.decompressobj(wbits=47).decompress(head)  # After a header of gzip or zlib.
+    except zlib.error:
+        return None
+    return "compressed with gzip or zlib" if head else "0 bytes"
 
 
 def _check_hashes(shards, log):

@@ -7,6 +7,7 @@ fields of the dataclass are the flags, so train.json can record every flag of a 
 import contextlib
 import ctypes
 import dataclasses
+import difflib
 import io
 import math
 import operator
@@ -205,7 +206,9 @@ def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
     try:
         rest = values(argv)
     except flags.UnrecognizedFlagError as error:
-        raise UserError(f"{error} (see --help)") from None
+        nearest = _nearest(error.flagname, values)
+        hint = f"did you mean --{nearest}? (see --help)" if nearest else "see --help"
+        raise UserError(f"--{error.flagname}: no such flag; {hint}") from None
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}; expected flags of the form --name=value")
     chosen = {}
@@ -225,6 +228,21 @@ def parse(settings_class: type, argv: Sequence[str]) -> tuple[Any, bool]:
     if values.verbosity is not None:
         absl_logging.set_verbosity(values.verbosity)
     return settings_class(**chosen), values.verbosity is not None
+
+
+def _nearest(given, names):
+    """Return the name that has the given initials, else most of the words, then letters, if any."""
+
+    def likeness(name):
+        words = name.split("_")
+        return (
+            given == "".join(word[0] for word in words),
+            len({*words} & {*given.split("_")}),
+            difflib.SequenceMatcher(None, given, name).ratio(),
+        )
+
+    nearest = max(names, key=likeness)
+    return nearest if likeness(nearest) > (False, 0, 0.6) else None
 
 
 def _fields(settings_class):

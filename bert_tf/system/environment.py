@@ -6,6 +6,8 @@ import platform
 import re
 from collections.abc import Iterator
 
+from bert_tf.system.processes import count_processors, processor_quotas
+
 # Of the driver of NVIDIA's GPUs, on Linux and in WSL2, which has no such device.
 _DRIVER_FILES = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -23,6 +25,10 @@ def set_defaults() -> None:
     if platform.machine() == "x86_64" and not _has_driver():
         # TensorFlow's default on AVX2 is its own products, which are slower and take more memory.
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+    if processor_quotas():
+        # TensorFlow starts a thread per processor that the process is bound to, whatever its quota.
+        for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+            os.environ.setdefault(name, str(count_processors()))
 
 
 def has_visible_gpu() -> bool:

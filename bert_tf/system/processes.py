@@ -1,6 +1,7 @@
 """A process: its processors, and limits of TensorFlow in it (Keras, forks, calls in threads)."""
 
 import importlib.util
+import math
 import os
 import sys
 import threading
@@ -9,15 +10,39 @@ from typing import Any
 
 from bert_tf.errors import UserError
 
+# Of cgroups in version 2 and 1, in the file system of a container: the time of all processors that
+# it may use in a period, or no number, and the period.
+_QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+
 
 def count_processors() -> int:
     """Return the number of processors that this process may use, at least 1.
 
-    On macOS, which binds no process to processors, all those of the machine.
+    The quota of a container counts as processors, rounded up. On macOS, which binds no process to
+    processors, all those of the machine.
     """
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    is_bound = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if is_bound else os.cpu_count() or 1
+    return min([count, *processor_quotas()])
+
+
+def processor_quotas() -> list[int]:
+    """Return the limits of a container to the time of processors, in processors, rounded up."""
+    limits = []
+    for paths in _QUOTAS:
+        if all(map(os.path.exists, paths)):
+            quota, period = "".join(map(_read, paths)).split()
+            if quota.isdecimal():
+                limits.append(math.ceil(int(quota) / int(period)))
+    return limits
+
+
+def _read(path):
+    with open(path) as stream:
+        return stream.read()
 
 
 def check_backend() -> None:

@@ -110,8 +110,8 @@ def find(
     """Find the parts of a model.
 
     Args:
-        path: Directory with a checkpoint, prefix of a checkpoint, such as DIR/model.ckpt-343, one
-            of its files, or SavedModel.
+        path: Directory with a checkpoint, prefix of a checkpoint, such as DIR/model.ckpt-343, also
+            without the step if there is one, one of its files, or SavedModel.
         config: Path of bert_config.json; by default beside the checkpoint or one level up.
         vocabulary: Path of vocab.txt, likewise.
 
@@ -120,7 +120,7 @@ def find(
 
     Raises:
         UserError: The directory has several checkpoints, and none is named bert_model.ckpt or by
-            the file "checkpoint".
+            the file "checkpoint", or those of a prefix differ in their steps.
     """
     prefix = _prefix_in(path) if path.is_dir() else _prefix_of(path)
     if prefix is None or not _exists(prefix):
@@ -200,18 +200,29 @@ def _prefix_in(directory):
         # The path may be that of another machine, so only the name counts.
         if found and _exists(directory / pathlib.PurePosixPath(found[1]).name):
             return directory / pathlib.PurePosixPath(found[1]).name
-    prefixes = sorted(path.with_suffix("") for path in directory.glob("*.ckpt*.index"))
-    if len(prefixes) > 1:
-        raise UserError(
-            f"{directory}: {len(prefixes)} checkpoints; name one of them, such as {prefixes[-1]}"
-        )
-    return prefixes[0] if prefixes else None
+    return _only(directory, "*.index")
 
 
 def _prefix_of(path):
-    """Return the prefix of the checkpoint that one of its files belongs to; else the path."""
+    """Return the prefix of a checkpoint from a file or from the prefix without its step.
+
+    The path if it is neither.
+    """
     prefix = pathlib.Path(_ENDS.sub("", str(path)))
-    return prefix if _exists(prefix) else path
+    if _exists(prefix):
+        return prefix
+    return _only(prefix.parent, f"{glob.escape(prefix.name.removesuffix('-'))}-*.index") or path
+
+
+def _only(directory, pattern):
+    """Return the prefix of the checkpoint whose index has a name of a pattern, or `None`."""
+    prefixes = sorted(path.with_suffix("") for path in directory.glob(pattern))
+    if len(prefixes) > 1:
+        newest = max(prefixes, key=lambda prefix: int(re.search(r"\d*$", prefix.name)[0] or -1))
+        raise UserError(
+            f"{directory}: {len(prefixes)} checkpoints; name one of them, such as {newest}"
+        )
+    return prefixes[0] if prefixes else None
 
 
 def _exists(prefix):

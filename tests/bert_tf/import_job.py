@@ -1,8 +1,10 @@
 """Jobs for workers, in a module of their own, since they import what it imports."""
 
 import os
+import signal
 import sys
 
+from bert_tf import UserError
 from bert_tf.system.command import import_tensorflow
 
 PACKAGES = ("keras", "matplotlib", "pandas", "scipy", "sklearn")
@@ -17,3 +19,14 @@ def open_writer():
 def open_environment():
     """Return a function that returns which GPUs the environment of its worker names."""
     return lambda: os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def open_uneven():
+    """Return a function that fails or never returns."""
+
+    def write(fails):
+        if fails:
+            raise UserError("a.txt: cannot be read")
+        signal.pause()
+
+    return write

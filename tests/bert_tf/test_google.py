@@ -156,6 +156,32 @@ def test_the_tensors_of_a_head_count_more_than_a_copied_configuration(
     assert task["kind"] == kind and task.get("labels") in (["0", "1", "2"], None)
 
 
+@pytest.mark.parametrize(
+    ("steps", "prefix", "read"),
+    [
+        ((500,), "ckpt", 500),
+        ((500,), "encoder", 500),
+        ((900, 1000), "model.ckpt", None),
+        ((99, 900, 1000), "ckpt", None),
+    ],
+)
+def test_a_checkpoint_is_found_by_its_step(tmp_path, config, vocabulary, steps, prefix, read):
+    """Without the file "checkpoint", as TensorFlow, the Model Garden and Keras name them."""
+    write_files(tmp_path, config, vocabulary)
+    weights, tensors = tensors_of(config)
+    for step in steps:
+        save(tmp_path / f"{prefix}-{step}", tensors)
+    for path in ("", prefix, f"{prefix}-"):  # The last one is as a shell completes it.
+        if read:
+            assert_holds(read_pretrained(tmp_path / path).weights, weights)
+        else:
+            message = f"{len(steps)} checkpoints; name one of them, such as .*/{prefix}-1000$"
+            with pytest.raises(UserError, match=message):
+                read_pretrained(tmp_path / path)
+    with pytest.raises(UserError, match=f"{prefix}-1: no such directory"):
+        read_pretrained(tmp_path / f"{prefix}-1")
+
+
 def test_a_squad_checkpoint_becomes_a_span_qa_run(tmp_path, config, vocabulary, capsys):
     """Configuration and vocabulary are given by flags."""
     weights, tensors = tensors_of(config, 2, ("bert", "span_classifier"))

@@ -2,13 +2,18 @@
 
 import dataclasses
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
 
 from bert_tf import UserError, read_pretrained
 from bert_tf.conversion import checked_conversion, exported_model
+from bert_tf.convert import ConvertSettings
+from bert_tf.system import command
 from bert_tf.weights import sources
+from tasks.finetuning.settings import FinetuneSettings
 from tests import sentence_transformers_files as st_files
 from tests import small
 from tests.bert_tf.test_task_heads import write_head
@@ -411,7 +416,9 @@ def test_two_labels_become_one_output_with_a_sigmoid(tmp_path, config, vocabular
     np.testing.assert_array_equal(again.weights["classifier/bias"], bias[1:] - bias[:1])
 
 
-def test_a_model_without_a_place_there_is_refused(tmp_path, config, vocabulary, huggingface_dir):
+def test_a_model_without_a_place_there_is_refused(
+    tmp_path, config, vocabulary, huggingface_dir, monkeypatch
+):
     pretrained = read_pretrained(st_files.write(tmp_path / "model", config, vocabulary))
     for change, message in (
         ({"layers": "second_to_last"}, "layers=second_to_last: sentence-transformers has 'last'"),
@@ -422,5 +429,12 @@ def test_a_model_without_a_place_there_is_refused(tmp_path, config, vocabulary, 
         with pytest.raises(UserError, match=message):
             checked_conversion.convert(model, str(tmp_path / "out"), "sentence-transformers")
     model = exported_model.from_pretrained(read_pretrained(huggingface_dir), huggingface_dir)
-    with pytest.raises(UserError, match="has no such model; expected the task similarity"):
+    with pytest.raises(UserError, match="has no such model; expected the task simila") as refused:
         checked_conversion.convert(model, str(tmp_path / "out"), "sentence-transformers")
+    words = re.findall(r"bert-tf (.+?)(?:, then: |$)", str(refused.value))
+    train, convert = map(shlex.split, words)
+    (tmp_path / "FILE").touch()
+    monkeypatch.chdir(tmp_path)
+    assert command.parse(FinetuneSettings, train)[0].output_dir == "RUN"
+    settings, _ = command.parse(ConvertSettings, convert)
+    assert (settings.from_, settings.format) == ("RUN", "sentence-transformers")

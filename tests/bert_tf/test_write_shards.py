@@ -5,6 +5,7 @@ import dataclasses
 import gzip
 import importlib.util
 import json
+import multiprocessing
 import os
 import pathlib
 import pickle
@@ -28,7 +29,7 @@ from bert_tf.pretraining import recipe
 from bert_tf.storage import files
 from bert_tf.storage.ownership import sole_writer
 from bert_tf.system import progress
-from tests.bert_tf.import_job import open_environment, open_writer
+from tests.bert_tf.import_job import open_environment, open_uneven, open_writer
 from tests.conftest import READS_PROC, ROOT
 from tests.corpus import (
     ENTRIES,
@@ -69,6 +70,22 @@ def test_only_the_preparation_of_text_hides_gpus(corpus, tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     writing.open_writer(settings_of(corpus, tmp_path), vocabulary, {"do_lower_case": True})
     assert seen[2:] == ["-1"] and "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_after_an_error_the_workers_end_and_other_processes_of_the_caller_go_on():
+    context = multiprocessing.get_context("spawn")
+    other = context.Process(target=signal.pause)
+    other.start()
+    try:
+        with (
+            pytest.raises(UserError, match=r"^a.txt: cannot be read$"),
+            jobs.run_local(open_uneven, "shards", num_workers=2) as make,
+        ):
+            make([(False,), (True,)], print)
+        assert multiprocessing.active_children() == [other]
+    finally:
+        other.kill()
+        other.join()
 
 
 @pytest.mark.parametrize(
