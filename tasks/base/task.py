@@ -599,14 +599,12 @@ class TextTask(Task):
             fixed columns.
         text_columns: One or two columns of text.
         label_column: Column of the label.
-        unescape_html: Whether to convert HTML entities in texts.
         truncation: "head", "tail" or "head_tail" (`bert_tf.text.encoder_inputs.pack`).
     """
 
     file_format: str = "rows"
     text_columns: tuple[str, ...] = ("text",)
     label_column: str | None = None
-    unescape_html: bool = False
     truncation: str = described("part of a longer text that is kept", "head")
 
     def __post_init__(self) -> None:

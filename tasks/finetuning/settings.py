@@ -87,11 +87,6 @@ class DataSettings:
     multi_label: bool = flag(
         "any number of labels per row, joined by |", False, tasks=("classification",)
     )
-    unescape_html: bool = flag(
-        "conversion of HTML entities such as &amp; to characters",
-        False,
-        tasks=_TEXT,
-    )
     max_seq_length: int = flag_by_task(
         "maximum tokens per text or pair, with [CLS] and [SEP]; of task similarity by default that "
         "of an embedder as --init_from",

@@ -170,11 +170,6 @@ def submit(
 class EmbedderSettings:
     """Flags of the vectors of texts, which must be equal for vectors that are compared."""
 
-    unescape_html: bool | None = flag(
-        "conversion of HTML character references, such as &amp;, to characters; default: as for an "
-        "embedder that is a run, else false",
-        None,
-    )
     layers: str | None = flag(
         "encoder layers that the vectors are taken from; default: those of an embedder, else last",
         None,
@@ -199,12 +194,6 @@ class EmbedderSettings:
     prompt: str | None = flag(
         "name of the embedder's prompt before single texts; default: its default prompt", None
     )
-
-    def unescapes_html(self, model: str) -> bool:
-        """Return `unescape_html`, by default that of a model."""
-        if self.unescape_html is None:
-            return bool(sources.embedder_settings(model).get("unescape_html"))
-        return self.unescape_html
 
     def create_embedder(self, pretrained: PretrainedWeights, num_texts: int = 1) -> TextEmbedder:
         """Create the embedder that these flags describe; for pairs, `num_texts` is 2.
@@ -596,7 +585,7 @@ class VectorJob(EmbedderSettings, OutputJob):
 
     def rows(self, path: str) -> Iterable[Any]:
         """Return the rows of a file with the columns."""
-        return read_rows(path, self.columns, bool(self.unescape_html))
+        return read_rows(path, self.columns)
 
     def embedder(self) -> TextEmbedder:
         """Load the encoder."""

@@ -43,9 +43,7 @@ class Embedder:
     def __init__(self, vectors, prompts=(), similarity="cosine"):
         self.vectors, self.seen = vectors, []
         prompts = dict.fromkeys(prompts, "")
-        self.task = types.SimpleNamespace(
-            prompts=prompts, similarity=similarity, unescape_html=False
-        )
+        self.task = types.SimpleNamespace(prompts=prompts, similarity=similarity)
 
     def predict(self, texts, prompt=None):
         self.seen.append((prompt, len(texts)))
