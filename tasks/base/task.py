@@ -585,6 +585,10 @@ class Task(abc.ABC):
         """Return the task with its tunable fields fitted to dev data."""
         return self
 
+    def tuned_summary(self) -> str:
+        """Return the values of the tunable fields for the log."""
+        return ", ".join(f"{field} {getattr(self, field)}" for field in self.tunable_fields)
+
     def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
         """Return one warning per tunable field that this dev data cannot tune."""
         return []

@@ -131,12 +131,13 @@ class DataSettings:
     )
     rare_label: str | None = flag(
         "label that is predicted from a threshold on, tuned on dev (for f1 without "
-        "--threshold_objective)",
+        "--threshold_objective); of two labels, it is the second",
         None,
         tasks=("classification",),
     )
     threshold_objective: str | None = flag(
-        "objective of tuning thresholds on the first dev file: f1, precision=P or recall=R",
+        "objective of tuning the threshold of --rare_label, or those of all labels with "
+        "--multi_label, on the first dev file: f1, precision=P or recall=R",
         None,
         tasks=("classification",),
     )
