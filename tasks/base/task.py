@@ -539,6 +539,10 @@ class Task(abc.ABC):
         """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""
         return row
 
+    def prediction_error(self, row: Mapping[str, Any]) -> str | None:
+        """Return why a prediction, `{name: JSON value}`, says nothing about its row, or `None`."""
+        return None
+
     # Evaluation, of tasks with labels.
 
     def metric_inputs(self, outputs: Arrays) -> Arrays:

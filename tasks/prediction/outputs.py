@@ -277,6 +277,8 @@ def outputs_of_rows(
 
 def _if_finite(row, output):
     """Return the output of a row, or a `BadRow`."""
+    if isinstance(output, BadRow):
+        return output
     is_finite = all(
         np.isfinite(value).all() if isinstance(value, np.ndarray) else strict_json.is_finite(value)
         for value in output.values()
@@ -295,14 +297,20 @@ def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
         yield batch
 
 
-def predict_batch(serving: Serving, rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the prediction per row as a dict of JSON types, without padding."""
+def predict_batch(serving: Serving, rows: Sequence[Any]) -> list[dict[str, Any] | BadRow]:
+    """Return the prediction per row as a dict of JSON types, without padding.
+
+    If a prediction says nothing about its row, that is a `BadRow`.
+    """
     # The served signature, so that predictions are those of the exported model.
     columns = {name: [row.texts[name] for row in rows] for name in serving.task.input_names}
-    return [
-        prediction if row.id is None else {"id": row.id, **prediction}
-        for row, prediction in zip(rows, serving.predict_rows(columns, len(rows)), strict=True)
-    ]
+    outputs: list[dict[str, Any] | BadRow] = []
+    for row, prediction in zip(rows, serving.predict_rows(columns, len(rows)), strict=True):
+        if error := serving.task.prediction_error(prediction):
+            outputs.append(BadRow(row.location, error))
+        else:
+            outputs.append(prediction if row.id is None else {"id": row.id, **prediction})
+    return outputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
