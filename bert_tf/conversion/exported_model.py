@@ -105,10 +105,7 @@ def from_pretrained(pretrained: PretrainedWeights, path: str | os.PathLike[str])
     """Return weights as a model to write; their source `path` may be a run with another task."""
     task = pretrained.task
     if pretrained.embedder is not None:
-        fields = (
-            *("kind", "max_seq_length", "text_columns"),
-            *sentence_transformers.FIELDS,
-        )
+        fields = ("kind", "max_seq_length", "text_columns", *sentence_transformers.FIELDS)
         embedder = {name: pretrained.embedder.get(name) for name in fields}
         return ExportedModel(pretrained, embedder)
     if task is None:

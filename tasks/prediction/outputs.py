@@ -61,8 +61,9 @@ if TYPE_CHECKING:
     from tasks.types.similarity.text_embedder import TextEmbedder
 
 _Row = TypeVar("_Row")
-# Returns the output of each row of a batch by name, as JSON types; a vector may be an array.
-Outputs = Callable[[list], Iterable[dict[str, Any]]]
+# Returns the output of each row of a batch by name, as JSON types; a vector may be an array. A row
+# that the model can say nothing about has a `BadRow`.
+Outputs = Callable[[list], Iterable[dict[str, Any] | BadRow]]
 FILE_FORMATS = ("jsonl", "parquet")
 _FIELDS = ("complete", "rows", "bad_rows", "plan", "shards")
 
@@ -304,13 +305,12 @@ def predict_batch(serving: Serving, rows: Sequence[Any]) -> list[dict[str, Any] 
     """
     # The served signature, so that predictions are those of the exported model.
     columns = {name: [row.texts[name] for row in rows] for name in serving.task.input_names}
-    outputs: list[dict[str, Any] | BadRow] = []
-    for row, prediction in zip(rows, serving.predict_rows(columns, len(rows)), strict=True):
-        if error := serving.task.prediction_error(prediction):
-            outputs.append(BadRow(row.location, error))
-        else:
-            outputs.append(prediction if row.id is None else {"id": row.id, **prediction})
-    return outputs
+    return [
+        BadRow(row.location, error)
+        if (error := serving.task.prediction_error(prediction))
+        else (prediction if row.id is None else {"id": row.id, **prediction})
+        for row, prediction in zip(rows, serving.predict_rows(columns, len(rows)), strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
