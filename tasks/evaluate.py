@@ -60,7 +60,8 @@ class EvaluateSettings:
             dataset = RetrievalDataset.open(self.data, self.qrels)
             relevance = read_qrels(dataset.qrels)
             dataset.judged_queries(relevance)
-            dataset.check_documents(relevance)
+            if warning := dataset.check_documents(relevance):
+                command.log(f"warning: {warning}")
             return None
         run = check_run(self.run, self.checkpoint)
         if run is None or run.task is None:

@@ -79,7 +79,6 @@ def main(settings: ExtractSettings) -> None:
     """Write the output file, or the directory of output shards."""
     names = "layers pooling per_token max_seq_length do_lower_case prompt batch_size file_format"
     common = {name: getattr(settings, name) for name in names.split()}
-    common["unescape_html"] = settings.unescapes_html(settings.model)
     checkpoint = None
     if Run.exists(settings.model):
         # Chosen once for all workers: a training that continues saves others.

@@ -20,11 +20,13 @@ from bert_tf.storage import strict_json
 from bert_tf.system import command
 from tasks.base.task_types import check_run, check_unlabelled, task_type
 from tasks.data.readers.glue import check_submission
+from tasks.data.readers.rows import BadRow, Example
 from tasks.graph.published import published_task, published_version
 from tasks.prediction.outputs import (
     OutputSettings,
     PredictionJob,
     predict,
+    predict_batch,
     submit,
     write_output_shards,
 )
@@ -96,10 +98,10 @@ def main(settings: PredictSettings) -> None:
 
     if settings.text:
         model = _load(settings)
-        row = model.task.row_of(settings.text)
-        (prediction,) = model.serving.predict_rows(
-            {name: [value] for name, value in row.items()}, batch_size=1
-        )
+        row = Example(model.task.row_of(settings.text), None, "--text")
+        (prediction,) = predict_batch(model.serving, [row])
+        if isinstance(prediction, BadRow):
+            raise UserError(str(prediction))
         print(strict_json.dumps_result(prediction, settings.run))
         return
     assert settings.input

@@ -169,9 +169,8 @@ def _texts_of(settings, rows):
     from tasks.data.readers.rows import raise_bad_rows, read_rows
 
     column, wanted, texts, count = settings.text_column, set(rows), {}, 0
-    unescape_html = settings.unescapes_html(settings.model)
     for path in settings.input_files():
-        for row in raise_bad_rows(read_rows(path, (column,), unescape_html)):
+        for row in raise_bad_rows(read_rows(path, (column,))):
             if count in wanted:
                 texts[count] = row.texts[column]
             count += 1

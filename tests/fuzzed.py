@@ -22,7 +22,7 @@ def _written(path, text):
 def _rows(path):
     from tasks.data.readers.rows import BadRow, read_rows
 
-    rows = list(read_rows(path, ("text", "label"), unescape_html=False))
+    rows = list(read_rows(path, ("text", "label")))
     return [None if isinstance(row, BadRow) else (row.texts, row.location) for row in rows]
 
 

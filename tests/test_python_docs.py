@@ -76,6 +76,15 @@ def test_the_snippets_of_fit_or_train_run(namespace, tmp_path):
     assert (tmp_path / "RUN" / "checkpoints").is_dir()
 
 
+def test_the_snippet_of_data_formats_unescapes_texts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small.write_rows(tmp_path / "raw.csv", [("AT&amp;T, &quot;new&quot;", "a&amp;b")])
+    (source,) = (part for part in snippets(read("docs/data-formats.md")) if "html" in part)
+    run([source], {})
+    rows = tasks.data.readers.rows.read_texts(tmp_path / "train.csv")
+    assert [(row.texts["text"], row.label) for row in rows] == [('AT&T, "new"', "a&amp;b")]
+
+
 OWN_HEAD = snippets(read("docs/own-head.md"))
 
 

@@ -27,7 +27,6 @@ _PREDICTION_FIELDS = {
     "threshold": None,
     "null_threshold": None,
     "rare_label": None,
-    "unescape_html": False,
     "truncation": "head",
     "layers": "last",
     "pooling": None,
@@ -106,10 +105,7 @@ def from_pretrained(pretrained: PretrainedWeights, path: str | os.PathLike[str])
     """Return weights as a model to write; their source `path` may be a run with another task."""
     task = pretrained.task
     if pretrained.embedder is not None:
-        fields = (
-            *("kind", "max_seq_length", "text_columns", "unescape_html"),
-            *sentence_transformers.FIELDS,
-        )
+        fields = ("kind", "max_seq_length", "text_columns", *sentence_transformers.FIELDS)
         embedder = {name: pretrained.embedder.get(name) for name in fields}
         return ExportedModel(pretrained, embedder)
     if task is None:

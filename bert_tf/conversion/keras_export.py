@@ -89,8 +89,6 @@ def write(model: ExportedModel, directory: pathlib.Path) -> Written:
                 file.create_dataset("optimizer/vars/1", data=np.float32(1e-3))
     if config.attention_probs_dropout_prob != config.hidden_dropout_prob:
         dropped.append(f"attention_probs_dropout_prob={config.attention_probs_dropout_prob}")
-    if lower and not strips:  # The reader takes such a preset for a published one.
-        dropped.append("strip_accents=False, which bert_tf does not read back from a preset")
     if config.max_input_chars_per_word != MAX_INPUT_CHARS_PER_WORD:
         dropped.append(
             f"max_input_chars_per_word={config.max_input_chars_per_word}: keras-hub uses "

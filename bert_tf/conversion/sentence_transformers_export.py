@@ -40,8 +40,7 @@ def write(model: ExportedModel, directory: pathlib.Path) -> Written:
         UserError: The model is neither, or the format cannot hold its vectors.
     """
     if model.pretrained.embedder is not None:
-        dropped = [field for field in model.dropped if field.startswith("unescape_html=")]
-        return _write_embedder(model.pretrained, model.pretrained.embedder, directory), dropped
+        return _write_embedder(model.pretrained, model.pretrained.embedder, directory), []
     if model.kind not in ("classification", "regression", "ranking"):
         raise UserError(
             f"{model.pretrained.source}: sentence-transformers has no such model; expected the "

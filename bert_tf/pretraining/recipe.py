@@ -38,6 +38,7 @@ from bert_tf.train.distribution import (
     names_lost_worker,
     resolve_precision,
     use_precision,
+    warn_of_float16,
 )
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.train.optimizer import AdamW, Lamb, WarmupLinearDecay
@@ -143,9 +144,9 @@ def _pretrain(settings, log, strategy):
 
     # The seed makes the initial weights equal on all workers.
     with strategy.scope(), initial_weights_seed(settings.seed):
-        model = PretrainingModel(
-            config, use_precision(settings.precision), recompute=settings.gradient_checkpointing
-        )
+        policy = use_precision(settings.precision)
+        warn_of_float16(policy)
+        model = PretrainingModel(config, policy, recompute=settings.gradient_checkpointing)
         schedule = _schedule(settings, num_train_steps)
         optimizer = OPTIMIZERS[settings.optimizer](
             schedule,

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -175,6 +176,15 @@ def use_precision(precision: str) -> str:
     """
     tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
     return DTYPE_POLICIES[precision]
+
+
+def warn_of_float16(policy: str) -> None:
+    """Warn if the replicas of the current strategy have no products in a policy's float16."""
+    if policy == "mixed_float16" and not is_accelerated(tf.distribute.get_strategy()):
+        warnings.warn(
+            "float16 on a CPU is many times slower than float32; choose float32, or use a GPU",
+            stacklevel=2,
+        )
 
 
 @contextlib.contextmanager

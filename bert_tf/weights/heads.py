@@ -36,7 +36,6 @@ _ROWS = {
     "file_format": "rows",
     "text_columns": ["text"],
     "label_column": "label",
-    "unescape_html": False,
     "truncation": "head",
 }
 # task.json of each task type that other libraries have, with the defaults of its fields; `None` is

@@ -65,9 +65,8 @@ def max_seq_length(preset: pathlib.Path) -> Any:
 def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | None:
     """Read configuration and vocabulary without the weights; `None` for the name of a preset.
 
-    The backbone's GELU is the tanh form. Unlike here, its tokenizer keeps accents even in uncased
-    presets. The weights are Google's, trained without accents, so accents follow the case here,
-    unless a cased preset strips them.
+    The backbone's GELU is the tanh form. Its tokenizer keeps accents, also of lower-cased text,
+    unless the preset strips them.
 
     Raises:
         UserError: A file is missing or invalid, or it is not a BERT backbone.
@@ -85,7 +84,6 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
     tokenizer = field(read_json_object(tokenizer_path), "config", dict, str(tokenizer_path))
     check_settings(tokenizer, _REQUIRED_SETTINGS, tokenizer_path)
     dropout, lower = backbone.get("dropout", 0.1), tokenizer.get("lowercase", False)
-    strips = True if tokenizer.get("strip_accents") and not lower else None
     sizes = {name: field(backbone, key, int, str(path)) for name, key in BACKBONE_KEYS.items()}
     config = BertConfig.from_dict(
         {
@@ -96,7 +94,7 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
             "max_position_embeddings": backbone.get("max_sequence_length", 512),
             "type_vocab_size": backbone.get("num_segments", 2),
             "do_lower_case": lower,
-            "strip_accents": strips,
+            "strip_accents": tokenizer.get("strip_accents", False),
             "max_input_chars_per_word": MAX_INPUT_CHARS_PER_WORD,
         },
         where=str(path),

@@ -60,8 +60,8 @@ def fill_mask(path, texts):
 
 def fit_with_threshold(path, texts, labels, dev_texts, dev_labels, positive, directory):
     names = sorted(set(labels), key=lambda name: name == positive)
-    objective = "recall=0.9"
-    model = TextClassifier.from_pretrained(path, labels=names, threshold_objective=objective)
+    options = {"labels": names, "rare_label": positive, "threshold_objective": "recall=0.9"}
+    model = TextClassifier.from_pretrained(path, **options)
     model.fit(texts, labels, validation_data=(dev_texts, dev_labels))
     model.save(f"{directory}/model.keras")
     loaded = load_model(f"{directory}/model.keras")

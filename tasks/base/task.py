@@ -539,6 +539,10 @@ class Task(abc.ABC):
         """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""
         return row
 
+    def prediction_error(self, row: Mapping[str, Any]) -> str | None:
+        """Return why a prediction, `{name: JSON value}`, says nothing about its row, or `None`."""
+        return None
+
     # Evaluation, of tasks with labels.
 
     def metric_inputs(self, outputs: Arrays) -> Arrays:
@@ -585,6 +589,10 @@ class Task(abc.ABC):
         """Return the task with its tunable fields fitted to dev data."""
         return self
 
+    def tuned_summary(self) -> str:
+        """Return the values of the tunable fields for the log."""
+        return ", ".join(f"{field} {getattr(self, field)}" for field in self.tunable_fields)
+
     def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
         """Return one warning per tunable field that this dev data cannot tune."""
         return []
@@ -599,14 +607,12 @@ class TextTask(Task):
             fixed columns.
         text_columns: One or two columns of text.
         label_column: Column of the label.
-        unescape_html: Whether to convert HTML entities in texts.
         truncation: "head", "tail" or "head_tail" (`bert_tf.text.encoder_inputs.pack`).
     """
 
     file_format: str = "rows"
     text_columns: tuple[str, ...] = ("text",)
     label_column: str | None = None
-    unescape_html: bool = False
     truncation: str = described("part of a longer text that is kept", "head")
 
     def __post_init__(self) -> None:

@@ -87,11 +87,6 @@ class DataSettings:
     multi_label: bool = flag(
         "any number of labels per row, joined by |", False, tasks=("classification",)
     )
-    unescape_html: bool = flag(
-        "conversion of HTML entities such as &amp; to characters",
-        False,
-        tasks=_TEXT,
-    )
     max_seq_length: int = flag_by_task(
         "maximum tokens per text or pair, with [CLS] and [SEP]; of task similarity by default that "
         "of an embedder as --init_from",
@@ -136,12 +131,13 @@ class DataSettings:
     )
     rare_label: str | None = flag(
         "label that is predicted from a threshold on, tuned on dev (for f1 without "
-        "--threshold_objective)",
+        "--threshold_objective); of two labels, it is the second",
         None,
         tasks=("classification",),
     )
     threshold_objective: str | None = flag(
-        "objective of tuning thresholds on the first dev file: f1, precision=P or recall=R",
+        "objective of tuning the threshold of --rare_label, or those of all labels with "
+        "--multi_label, on the first dev file: f1, precision=P or recall=R",
         None,
         tasks=("classification",),
     )

@@ -43,6 +43,7 @@ from bert_tf.train.distribution import (
     is_chief,
     names_lost_worker,
     use_precision,
+    warn_of_float16,
 )
 from bert_tf.train.losses import FunctionLoss, compares_examples
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
@@ -155,6 +156,7 @@ class TaskModel(EncoderModel):
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
         # Keras would round features and token ids that are floats to the compute dtype.
         super().__init__(name=task.kind, dtype=_dtype_policy(dtype), autocast=False, **kwargs)
+        warn_of_float16(self.dtype_policy.name)
         self.seed, self.frozen_layers = to_python(seed), to_python(frozen_layers)
         self.has_new_head = has_new_head and task.has_head
         self.config = config

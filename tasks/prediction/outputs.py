@@ -61,8 +61,9 @@ if TYPE_CHECKING:
     from tasks.types.similarity.text_embedder import TextEmbedder
 
 _Row = TypeVar("_Row")
-# Returns the output of each row of a batch by name, as JSON types; a vector may be an array.
-Outputs = Callable[[list], Iterable[dict[str, Any]]]
+# Returns the output of each row of a batch by name, as JSON types; a vector may be an array. A row
+# that the model can say nothing about has a `BadRow`.
+Outputs = Callable[[list], Iterable[dict[str, Any] | BadRow]]
 FILE_FORMATS = ("jsonl", "parquet")
 _FIELDS = ("complete", "rows", "bad_rows", "plan", "shards")
 
@@ -170,11 +171,6 @@ def submit(
 class EmbedderSettings:
     """Flags of the vectors of texts, which must be equal for vectors that are compared."""
 
-    unescape_html: bool | None = flag(
-        "conversion of HTML character references, such as &amp;, to characters; default: as for an "
-        "embedder that is a run, else false",
-        None,
-    )
     layers: str | None = flag(
         "encoder layers that the vectors are taken from; default: those of an embedder, else last",
         None,
@@ -199,12 +195,6 @@ class EmbedderSettings:
     prompt: str | None = flag(
         "name of the embedder's prompt before single texts; default: its default prompt", None
     )
-
-    def unescapes_html(self, model: str) -> bool:
-        """Return `unescape_html`, by default that of a model."""
-        if self.unescape_html is None:
-            return bool(sources.embedder_settings(model).get("unescape_html"))
-        return self.unescape_html
 
     def create_embedder(self, pretrained: PretrainedWeights, num_texts: int = 1) -> TextEmbedder:
         """Create the embedder that these flags describe; for pairs, `num_texts` is 2.
@@ -288,6 +278,8 @@ def outputs_of_rows(
 
 def _if_finite(row, output):
     """Return the output of a row, or a `BadRow`."""
+    if isinstance(output, BadRow):
+        return output
     is_finite = all(
         np.isfinite(value).all() if isinstance(value, np.ndarray) else strict_json.is_finite(value)
         for value in output.values()
@@ -306,12 +298,17 @@ def in_batches(rows: Iterable[_Row], size: int) -> Iterator[list[_Row]]:
         yield batch
 
 
-def predict_batch(serving: Serving, rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the prediction per row as a dict of JSON types, without padding."""
+def predict_batch(serving: Serving, rows: Sequence[Any]) -> list[dict[str, Any] | BadRow]:
+    """Return the prediction per row as a dict of JSON types, without padding.
+
+    If a prediction says nothing about its row, that is a `BadRow`.
+    """
     # The served signature, so that predictions are those of the exported model.
     columns = {name: [row.texts[name] for row in rows] for name in serving.task.input_names}
     return [
-        prediction if row.id is None else {"id": row.id, **prediction}
+        BadRow(row.location, error)
+        if (error := serving.task.prediction_error(prediction))
+        else (prediction if row.id is None else {"id": row.id, **prediction})
         for row, prediction in zip(rows, serving.predict_rows(columns, len(rows)), strict=True)
     ]
 
@@ -596,7 +593,7 @@ class VectorJob(EmbedderSettings, OutputJob):
 
     def rows(self, path: str) -> Iterable[Any]:
         """Return the rows of a file with the columns."""
-        return read_rows(path, self.columns, bool(self.unescape_html))
+        return read_rows(path, self.columns)
 
     def embedder(self) -> TextEmbedder:
         """Load the encoder."""

@@ -6,7 +6,6 @@ candidates, D size of a vector.
 
 from __future__ import annotations
 
-import html
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -108,8 +107,6 @@ def vectors_in_blocks(
     prompt = prompt_of(embedder, prompts)
     with Progress(log, what, total) as progress:
         for batch in in_batches(texts, TEXTS_PER_BLOCK):
-            if embedder.task.unescape_html:
-                batch = list(map(html.unescape, batch))
             vectors_nD = embedder.predict(batch, prompt=prompt)
             if not np.isfinite(vectors_nD).all():
                 raise UserError(f"{what}: {strict_json.NOT_FINITE}")
@@ -204,11 +201,10 @@ def mine_negatives(
     Raises:
         UserError: If a vector is not finite.
     """
-    read = html.unescape if embedder.task.unescape_html else str
 
     def key(text):
         """Return a text such that those that differ in case or white space alone are equal."""
-        return " ".join(read(text).split()).casefold()
+        return " ".join(text.split()).casefold()
 
     excluded: dict[str, set[str]] = {}
     count = 0

@@ -326,9 +326,8 @@ class TrainingRun:
                     "warnings": warnings,
                 },
             )
-            tuned = ", ".join(f"{field} {value}" for field, value in values.items())
             scores = "  ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
-            log(f"tuned on dev: {tuned}; {scores}")
+            log(f"tuned on dev: {task.tuned_summary()}; {scores}")
             for line in warnings:
                 log(f"warning: {name}: {line}")
             run.log_metrics({"step": best, **{f"tuned_{k}": v for k, v in metrics.items()}})

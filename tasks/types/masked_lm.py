@@ -6,7 +6,7 @@ hidden size, V vocabulary size, K predictions, M masks of a chunk.
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, Self
 
 import keras
@@ -82,6 +82,12 @@ class MaskedLmTask(Task):
         raise UserError(
             "x: expected a dataset of batches of bert_tf.pretraining.model.to_batch, received texts"
         )
+
+    def prediction_error(self, row: Mapping[str, Any]) -> str | None:
+        """See `Task.prediction_error`; a text without [MASK] has a score of 0."""
+        if row["score"][0] > 0:
+            return None
+        return f"expected a text with [MASK] among its first {self.max_seq_length} tokens"
 
     def margin(self, predictions: Tensors, windows: Windows, outputs: Tensors) -> tf.Tensor:
         """Return the gap between the two best entries, `(B,)`, inf for texts without [MASK]."""

@@ -1,5 +1,6 @@
 """Presets of keras-hub, read without it: names of all versions, heads of tasks."""
 
+import dataclasses
 import json
 
 import h5py
@@ -7,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bert_tf import BertConfig, UserError, read_pretrained
+from bert_tf import BertConfig, Tokenizer, UserError, read_pretrained
+from bert_tf.text.vocabulary import SPECIALS
 from bert_tf.weights import name_map
 from tests import small
 from tests.bert_tf.test_head_weights import assert_holds
@@ -154,16 +156,36 @@ def test_the_activation_of_a_classifier_says_what_its_outputs_are(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"lowercase": True, "strip_accents": False}, (True, None)),
+        ({"lowercase": True}, (True, False)),
+        ({"lowercase": True, "strip_accents": False}, (True, False)),
+        ({"lowercase": True, "strip_accents": True}, (True, True)),
         ({"lowercase": False, "strip_accents": True}, (False, True)),
+        ({}, (False, False)),
     ],
 )
-def test_a_cased_preset_may_strip_accents(tmp_path, config, settings, expected):
+def test_a_preset_says_whether_accents_are_stripped(tmp_path, config, settings, expected):
     write(tmp_path / "preset", config, small.random_weights(config))
     values = {"class_name": "BertTokenizer", "config": settings}
     (tmp_path / "preset" / "tokenizer.json").write_text(json.dumps(values))
     read = read_pretrained(tmp_path / "preset").config
     assert (read.do_lower_case, read.strip_accents) == expected
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("strips", [True, False])
+@pytest.mark.parametrize("lower", [True, False])
+def test_ids_of_accents_are_those_of_keras_hub(tmp_path, config, lower, strips):
+    keras_hub = pytest.importorskip("keras_hub", reason="keras-hub is not installed")
+    words = [*SPECIALS, *"cafe café Café angstrom ångström Angstrom Ångström".split()]
+    config = dataclasses.replace(config, vocab_size=len(words))
+    write(tmp_path / "preset", config, small.random_weights(config))
+    theirs = keras_hub.models.BertTokenizer(words, lowercase=lower, strip_accents=strips)
+    theirs.save_to_preset(tmp_path / "preset")
+    pretrained = read_pretrained(tmp_path / "preset")
+    read = pretrained.config
+    ours = Tokenizer(pretrained.vocabulary, read.do_lower_case, read.strip_accents)
+    text = "café Café Ångström ångström"
+    assert ours.tokenize([text]).ids[0].numpy().tolist() == np.asarray(theirs(text)).tolist()
 
 
 @pytest.mark.parametrize(

@@ -370,19 +370,6 @@ def test_an_embedder_is_written_as_it_was_read(tmp_path, config, vocabulary):
     assert json.loads((written / "2_Dense" / "config.json").read_text()) == st_files.DENSE
 
 
-@pytest.mark.parametrize("format", ["sentence-transformers", "huggingface", "google", "keras"])
-def test_characters_that_an_embedder_unescapes_are_named(tmp_path, config, vocabulary, format):
-    tanh = dataclasses.replace(config, hidden_act="gelu_new")
-    pretrained = read_pretrained(st_files.write(tmp_path / "model", tanh, vocabulary))
-    for unescapes in (True, False):
-        embedder = {**pretrained.embedder, "unescape_html": unescapes}
-        changed = dataclasses.replace(pretrained, embedder=embedder)
-        model = exported_model.from_pretrained(changed, "model")
-        (directory := tmp_path / str(unescapes)).mkdir()
-        _, dropped = checked_conversion._WRITERS[format].write(model, directory)
-        assert ("unescape_html=True" in dropped) == unescapes
-
-
 def test_a_cross_encoder_is_written_as_it_was_read(tmp_path, config, vocabulary):
     activation = {"sbert_ce_default_activation_function": SIGMOID}
     path = tmp_path / "model"

@@ -137,7 +137,11 @@ def test_an_untrained_head_is_published_with_a_warning(model, tmp_path, opened):
 def test_an_untuned_model_is_published_once_it_is_tuned(huggingface_dir, tmp_path, opened):
     found, write = opened
     model = TextClassifier.from_pretrained(
-        huggingface_dir, labels=LABELS[:2], max_seq_length=12, threshold_objective="recall=1.0"
+        huggingface_dir,
+        labels=LABELS[:2],
+        max_seq_length=12,
+        rare_label=LABELS[1],
+        threshold_objective="recall=1.0",
     )
     with pytest.raises(UserError, match=r"untuned: thresholds .*; call tune\(x, y\) of the model"):
         publish(model, tmp_path / "models", write=write)

@@ -146,7 +146,7 @@ def test_the_focal_loss_matches_the_kind_of_labels(labels, multi_label, expected
         ({"rare_label": "d"}, "--rare_label=d: expected one of a, b, c"),
         (
             {"threshold_objective": "f1"},
-            "--threshold_objective=f1: with 3 labels, only --rare_label has a threshold",
+            "--threshold_objective=f1: requires --rare_label, the label that has the threshold",
         ),
         (
             {"threshold_objective": "f2", "rare_label": "c"},
@@ -178,10 +178,43 @@ def test_conflicting_options_are_reported_in_one_line(train, options, message):
 
 def test_of_two_labels_the_rare_one_is_the_second(tmp_path):
     path = small.write_rows(tmp_path / "two.csv", [("the bill", "x"), ("my app", "a")])
-    with pytest.raises(UserError, match="--rare_label=a: .* set --labels=x,a"):
-        from_data(path, rare_label="a")
-    assert from_data(path, rare_label="a", labels=("x", "a")).threshold_objective == "f1"
-    assert from_data(path, threshold_objective="recall=0.5").tunable_fields == ("thresholds",)
+    for label, labels in (("a", ("x", "a")), ("x", ("a", "x"))):
+        for given in ((), labels):
+            task = from_data(
+                path, rare_label=label, labels=given, class_weights=("1", "3"), focal_gamma=2.0
+            )
+            assert (task.labels, task.threshold_objective) == (labels, "f1")
+            assert task.labels[task.positive] == label and task.best_metric == "pr_auc"
+    message = "rare_label=a: of two labels, the second is the positive label; set --labels=x,a"
+    with pytest.raises(UserError, match=message):
+        from_data(path, rare_label="a", labels=("a", "x"))
+    with pytest.raises(UserError, match=message):
+        ClassificationTask.from_options(max_seq_length=12, labels=["a", "x"], rare_label="a")
+    assert from_data(path, labels=("a", "x")).labels == ("a", "x")
+
+
+def test_an_objective_of_one_threshold_requires_its_label(tmp_path):
+    path = small.write_rows(tmp_path / "two.csv", [("the bill", "x"), ("my app", "a")])
+    message = "threshold_objective=recall=0.5: requires --rare_label, the label"
+    with pytest.raises(UserError, match=message):
+        from_data(path, threshold_objective="recall=0.5")
+    with pytest.raises(UserError, match=message):
+        ClassificationTask.from_options(
+            max_seq_length=12, labels=["a", "x"], threshold_objective="recall=0.5"
+        )
+
+
+def test_the_log_names_the_label_of_each_threshold():
+    binary = ClassificationTask(
+        max_seq_length=12, labels=("ok", "fraud"), rare_label="fraud", thresholds=(0.25,)
+    )
+    assert binary.tuned_summary() == "threshold 0.25 of label 'fraud'"
+    rare = dataclasses.replace(binary, labels=("a", "fraud", "b"), calibrate=True, temperature=1.5)
+    assert rare.tuned_summary() == "temperature 1.5, threshold 0.25 of label 'fraud'"
+    several = ClassificationTask(
+        max_seq_length=12, labels=("a", "b"), multi_label=True, thresholds=(0.1, 0.2)
+    )
+    assert several.tuned_summary() == "threshold 0.1 of label 'a', threshold 0.2 of label 'b'"
 
 
 def test_a_rare_label_in_python_has_a_threshold_too():

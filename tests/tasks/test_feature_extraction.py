@@ -153,15 +153,6 @@ def test_vectors_are_written_to_a_remote_path(pretrained, tmp_path):
         assert stream.readall() == (tmp_path / "out.npy").read_bytes()
 
 
-@pytest.mark.slow
-def test_html_entities_are_unescaped(pretrained, tmp_path):
-    embedder = EmbedderSettings(max_seq_length=16).create_embedder(pretrained)
-    for number, text in enumerate(("the &#98;ill", "the bill")):
-        small.write_rows(tmp_path / f"{number}.csv", [(text, "x")])
-        run(embedder, tmp_path / f"{number}.csv", tmp_path / f"{number}.npy", unescape_html=True)
-    np.testing.assert_array_equal(np.load(tmp_path / "0.npy"), np.load(tmp_path / "1.npy"))
-
-
 @pytest.mark.parametrize(
     ("layers", "length", "texts", "message"),
     [

@@ -322,6 +322,18 @@ def test_replicas_evaluate_token_ids_in_one_part(no_dropout, mirrored):
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-5)
 
 
+@pytest.mark.parametrize("gpus", [[], ["a GPU"]])
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float32"])
+def test_float16_on_a_cpu_is_warned_of(directory, monkeypatch, dtype, gpus):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: gpus)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        create(directory, dtype=dtype)
+    lines = [str(one.message) for one in found if "float16" in str(one.message)]
+    expected = "float16 on a CPU is many times slower than float32; choose float32, or use a GPU"
+    assert lines == [expected] * (dtype == "mixed_float16" and not gpus)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", None])
 def test_other_dtypes_are_refused_in_one_line(directory, dtype):
     with pytest.raises(UserError, match="dtype=.*: expected float32, mixed_bfloat16 or mixed_fl"):

@@ -1,6 +1,7 @@
 """Masked language model: predictions, files, and training on shards."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -14,8 +15,10 @@ from bert_tf import UserError, read_pretrained
 from bert_tf.config import BertConfig
 from bert_tf.data.batches import DataPosition, PretrainingDataset, pad_examples
 from bert_tf.pretraining.model import to_batch
+from bert_tf.system import command
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
+from tasks import predict
 from tasks.base.task import task_from_dict
 from tasks.base.task_types import TASK_TYPES
 from tasks.model import task_model
@@ -101,6 +104,31 @@ def test_loaded_weights_add_the_heads_that_they_change(masked_lm_only, model, tm
     other.set_weights(model.get_weights())
     assert other.task.heads == read_pretrained(other.save_run(tmp_path / "run").path).heads
     assert other.task.heads == ("masked_lm", "next_sentence")
+
+
+@pytest.mark.medium
+def test_a_text_without_a_mask_is_a_bad_row(pretrained_run, tmp_path, capsys):
+    """That of the third row is after the last of 16 tokens."""
+    texts = [TEXTS[0], "my app", "my " * 20 + "[MASK]"]
+    rows = small.write_rows(tmp_path / "rows.csv", [(text,) for text in texts], ("text",))
+
+    def run(*flags):
+        settings, _ = command.parse(
+            predict.PredictSettings, ["predict", f"--run={pretrained_run}", *flags]
+        )
+        settings.check()
+        predict.main(settings)
+
+    run(f"--input={rows}", f"--output={tmp_path / 'out.jsonl'}")
+    first, *others = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert all(first["token"])
+    message = "expected a text with [MASK] among its first 16 tokens"
+    assert others == [{"error": f"{rows}:{number}: {message}"} for number in (3, 4)]
+    for text in texts[1:]:
+        with pytest.raises(UserError, match=f"^--text: {re.escape(message)}$"):
+            run(f"--text={text}")
+    run(f"--text={texts[0]}")
+    assert json.loads(capsys.readouterr().out)["token"] == first["token"]
 
 
 @pytest.mark.medium

@@ -35,7 +35,7 @@ ANGLES = {
 class Embedder:
     """Known vectors, of texts that are lower-cased; a blank text is nearest to all."""
 
-    task = types.SimpleNamespace(prompts={"query": "", "document": ""}, unescape_html=False)
+    task = types.SimpleNamespace(prompts={"query": "", "document": ""})
 
     def __init__(self):
         self.seen = []
@@ -51,10 +51,8 @@ def mine(tmp_path, monkeypatch):
     """Return a function from pairs, corpus and options to the negatives of each pair."""
     monkeypatch.setattr(retrieval, "TEXTS_PER_BLOCK", 2)
 
-    def of(pairs, corpus, num_negatives=9, margin=0.0, top_k=9, unescape_html=False):
+    def of(pairs, corpus, num_negatives=9, margin=0.0, top_k=9):
         embedder = Embedder()
-        prompts = embedder.task.prompts
-        embedder.task = types.SimpleNamespace(prompts=prompts, unescape_html=unescape_html)
         mined = list(
             retrieval.mine_negatives(
                 *(embedder, corpus, lambda: pairs),
@@ -174,13 +172,3 @@ def test_blank_anchors_and_positives_are_refused(tmp_path, row, column):
     )
     with pytest.raises(UserError, match=rf"pairs\.csv:3: column '{column}': expected text, receiv"):
         settings.check()
-
-
-def test_texts_are_embedded_as_the_embedder_reads_them(mine):
-    """Its run unescapes HTML; the output has the texts of the files."""
-    assert mine([("&#113;", "p1")], ["&#98;", "a"], unescape_html=True) == [["a", "&#98;"]]
-
-
-def test_texts_are_compared_as_the_embedder_reads_them(mine):
-    pairs = [("q", "p1"), ("&#113;", "&#98;")]
-    assert mine(pairs, ["b", "a", "&#97;", "&#113;"], unescape_html=True) == [["a"], []]

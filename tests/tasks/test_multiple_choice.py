@@ -363,7 +363,7 @@ def test_known_bad_rows_of_arc_are_skipped_with_a_message(huggingface_dir, tmp_p
 
 @pytest.mark.parametrize(
     "flag",
-    [{"text_column": "a"}, {"labels": ("a", "b")}, {"doc_stride": 4}, {"unescape_html": True}],
+    [{"text_column": "a"}, {"labels": ("a", "b")}, {"doc_stride": 4}, {"truncation": "tail"}],
 )
 def test_flags_of_other_tasks_are_rejected(huggingface_dir, complaints, tmp_path, flag):
     settings = small.settings(huggingface_dir, complaints, tmp_path / "run")

@@ -109,7 +109,6 @@ def test_vectors_are_those_of_the_embedder(models, tmp_path, per_token):
     job = VectorJob(
         model=str(models / "bert"),
         columns=("text",),
-        unescape_html=False,
         layers="last",
         pooling="mean",
         per_token=per_token,

@@ -13,7 +13,6 @@ from bert_tf import UserError
 from bert_tf.data import jobs
 from bert_tf.storage.ownership import sole_output
 from bert_tf.system import command
-from bert_tf.weights.sources import read_pretrained
 from tasks import extract, search
 from tasks.data.readers.rows import write_parquet
 from tasks.metrics.retrieval import nearest_in_blocks, normalized
@@ -26,7 +25,6 @@ from tasks.prediction.vector_files import (
     open_vectors,
     recall,
 )
-from tasks.types.similarity.text_embedder import SimilarityTask, TextEmbedder
 from tests import small
 from tests.conftest import READS_PROC
 from tests.corpus import run_here
@@ -329,25 +327,3 @@ def test_results_are_reranked(flags, capsys, monkeypatch):
     assert [next(iter(line)) for line in lines] == ["score", "score", "similarity"]
     assert lines[0]["score"] == len(lines[0]["text"]) / 100 > lines[1]["score"]
     assert 3 in [line["row"] for line in lines[:2]]
-
-
-@pytest.mark.medium
-def test_html_is_read_as_by_the_run_of_the_embedder(huggingface_dir, tmp_path, capsys):
-    task = SimilarityTask(max_seq_length=8, unescape_html=True)
-    embedder = TextEmbedder.from_weights(read_pretrained(huggingface_dir), task)
-    model = embedder.save_run(tmp_path / "run").path
-    rows = small.write_rows(tmp_path / "rows.csv", [("the &#98;ill", "x"), ("the bill", "x")])
-    flags, output = [f"--model={model}", f"--input={rows}"], tmp_path / "vectors.npy"
-
-    def extracted(*more):
-        given = ["extract", *flags, f"--output={output}", "--overwrite", *more]
-        extract.main(command.parse(extract.ExtractSettings, given)[0])
-        return np.load(output)
-
-    first, second = extracted("--unescape_html=false")
-    assert np.abs(first - second).max() > 0.01
-    first, second = extracted()
-    np.testing.assert_allclose(first, second, atol=1e-6)
-    run([*flags, f"--vectors={output}", "--query=the bill"])
-    found = list(map(json.loads, capsys.readouterr().out.splitlines()))
-    assert [line["similarity"] for line in found] == [1.0, 1.0]

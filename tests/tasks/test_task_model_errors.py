@@ -149,7 +149,7 @@ def test_wrong_arguments_of_fit(model, message):
 
 def test_rows_that_cannot_tune_a_threshold_are_refused_before_training(weights):
     options = {"labels": LABELS[:2], "threshold_objective": "f1", "max_seq_length": 12}
-    model = TextClassifier.from_pretrained(weights, **options)
+    model = TextClassifier.from_pretrained(weights, rare_label=LABELS[1], **options)
     message = "has no row with label 'hardware' to tune threshold_objective on; choose other rows"
     only = (ROWS[:3], NAMES[:3])
     check(f"x {message}", model.tune, *only)
@@ -228,6 +228,14 @@ WRONG_OPTIONS = {
     },
     "class_weights=1.0: 1 weights; expected 3": {"labels": LABELS, "class_weights": [1.0]},
     "rare_label=spam: expected one of billing": {"labels": LABELS, "rare_label": "spam"},
+    "rare_label=a: of two labels, the second is the positive label; set labels=b,a": {
+        "labels": ["a", "b"],
+        "rare_label": "a",
+    },
+    "threshold_objective=f1: requires rare_label": {
+        "labels": ["a", "b"],
+        "threshold_objective": "f1",
+    },
     "TextClassifier: calibrate: expected bool, received 1": {"labels": LABELS, "calibrate": 1},
 }
 

@@ -177,7 +177,8 @@ def test_a_second_fit_warms_up_anew_without_another_trace(huggingface_dir):
 
 @pytest.mark.slow
 def test_thresholds_are_tuned_on_validation_rows(huggingface_dir, tmp_path):
-    options = {"labels": LABELS[:2], "threshold_objective": "recall=1.0", "calibrate": True}
+    options = {"labels": LABELS[:2], "rare_label": LABELS[1], "calibrate": True}
+    options["threshold_objective"] = "recall=1.0"
     model = compiled("TextClassifier", huggingface_dir, **options)
     rows = (ROWS[:6], NAMES[:6])
     model.fit(*rows, validation_data=rows, verbose=0)

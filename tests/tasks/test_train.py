@@ -168,7 +168,7 @@ def test_only_strings_are_accepted(create, tmp_path):
 @pytest.mark.slow
 def test_thresholds_are_tuned_on_the_first_dev_rows(create, tmp_path):
     labels = ["billing" if label == "billing" else "hardware" for label in LABELS]
-    model = create(labels=["hardware", "billing"], threshold_objective="f1").train(
+    model = create(labels=["hardware", "billing"], rare_label="billing").train(
         TEXTS,
         labels,
         [(TEXTS[:6], labels[:6]), (TEXTS[:4], labels[:4])],
@@ -194,7 +194,7 @@ def test_training_batches_have_the_weights_of_rows(create):
 
 @pytest.mark.slow
 def test_other_weights_or_values_are_not_those_of_the_checkpoint(create, tmp_path):
-    model = create(labels=["billing", "hardware"], threshold_objective="f1")
+    model = create(labels=["billing", "hardware"], rare_label="hardware")
     texts, labels = TEXTS[:6], LABELS[:6]
     model.tune(texts, labels)
     model.save_run(tmp_path / "run")

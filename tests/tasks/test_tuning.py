@@ -39,6 +39,7 @@ def settings(tmp_path_factory, config, vocabulary):
         small.write_huggingface(directory / "huggingface", config, vocabulary),
         files,
         directory / "run",
+        rare_label="yes",
         threshold_objective="f1",
         calibrate=True,
     )
@@ -69,7 +70,11 @@ TUNED = {
 def run(tmp_path, config, vocabulary):
     """Return a run without training: steps 3 and 6, of which 6 is the best and tuned."""
     task = ClassificationTask(
-        labels=("no", "yes"), threshold_objective="f1", calibrate=True, max_seq_length=8
+        labels=("no", "yes"),
+        rare_label="yes",
+        threshold_objective="f1",
+        calibrate=True,
+        max_seq_length=8,
     )
     train = {"settings": {"dev": ["folder/dev.csv"]}, "data": {"folder/dev.csv": "5" * 64}}
     run = Run.create(tmp_path / "run", config, vocabulary, train, task.to_dict())
@@ -186,6 +191,7 @@ def test_the_model_card_has_the_values_of_the_graph_and_their_file(run):
         return model_card("name", load_model(run.path), "float32", True)
 
     assert "temperature: 1.7 " in card() and "thresholds: 0.243665 " in card()
+    assert "- rare_label: yes (label that the threshold applies to)" in card()
     assert f"Tuned on dev.csv (sha256 {'5' * 64}): temperature, thresholds" in card()
     assert "are optimistic" in card() and "| tuned_dev_f1 | 0.75 |" in card()
     assert "folder" not in card()

@@ -7,7 +7,6 @@ of a task. Fields are separated by tabs; quotes are data.
 from __future__ import annotations
 
 import dataclasses
-import html
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -102,7 +101,6 @@ def read_glue(
     labelled: bool = True,
     *,
     file_format: str,
-    unescape_html: bool = False,
     **others: Any,
 ) -> Iterator[Example | BadRow]:
     """Yield the rows of a published file.
@@ -114,7 +112,6 @@ def read_glue(
         source: The published file, .tsv or .txt; or the other one.
         labelled: Whether to read labels.
         file_format: A key of GLUE.
-        unescape_html: As of `read_rows`.
         **others: Other values of a task.json, which are ignored.
 
     Yields:
@@ -126,12 +123,12 @@ def read_glue(
     """
     file, names = data_file(source), GLUE[file_format].keys
     if not labelled and has_columns(file, names):  # No published file.
-        return read_texts(file, labelled, text_columns=names, unescape_html=unescape_html)
+        return read_texts(file, labelled, text_columns=names)
     file = data_file(file, (".tsv", ".txt"))
-    return not_empty(_published_rows(file_format, file, labelled, unescape_html), file)
+    return not_empty(_published_rows(file_format, file, labelled), file)
 
 
-def _published_rows(name, file, labelled, unescape_html):
+def _published_rows(name, file, labelled):
     task, header = GLUE[name], None
     for number, fields in tsv_rows(file):
         if not fields:
@@ -144,8 +141,6 @@ def _published_rows(name, file, labelled, unescape_html):
             columns = _column_indices(name, file, labelled, header)
             if header is fields:
                 continue
-        if unescape_html:
-            fields = list(map(html.unescape, fields))
         yield good_or_bad(f"{file}:{number}", fields, _example, name, labelled, header, columns)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -68,7 +67,6 @@ def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[E
     of_texts, of_negatives, label = _columns(task, file)
     # Of texts without labels, the first row of .jsonl may lack what others have.
     others = _SCORES if len(of_texts) == 1 and label is None else ()
-    unescape_html = task.get("unescape_html", False)
 
     def example(values, location):
         texts = [values[column] for column in of_texts]
@@ -81,15 +79,12 @@ def read_pairs(source: Source, labelled: bool = True, **task: Any) -> Iterator[E
         for column in of_negatives:
             negatives = values.get(column, [])
             negatives = [negatives] if isinstance(negatives, str) else negatives
-            # Of columns with lists they are still as in the file.
-            negatives = map(html.unescape, negatives) if unescape_html else negatives
             texts += [text for text in negatives if text.strip()]
         return Example({"text": texts}, values[label] if label else None, location)
 
     return read_rows(
         file,
         [*of_texts, *([label] if label else [])],
-        unescape_html,
         lists=of_negatives,
         optional=(*of_negatives, *others),
         make=example,

@@ -71,8 +71,8 @@ class RetrievalDataset:
         """Yield (id, text) per document; the title, if there is one, precedes the text."""
         return read_jsonl(self.corpus)
 
-    def check_documents(self, relevance: Relevance) -> None:
-        """Read all documents.
+    def check_documents(self, relevance: Relevance) -> str | None:
+        """Read all documents; return a warning if some that are judged are missing, or `None`.
 
         Raises:
             UserError: At a bad row, or if none of the relevant documents is there.
@@ -84,6 +84,14 @@ class RetrievalDataset:
                 f"{self.corpus}: expected documents of {self.qrels}; none of the {len(relevant):,} "
                 f"relevant ones is there, such as {min(relevant)!r:.80}"
             )
+        judged = {name for of in relevance.values() for name in of}
+        if not (missing := judged - there):
+            return None
+        return (
+            f"{self.corpus}: {len(missing):,} of {len(judged):,} documents of {self.qrels} are "
+            f"missing, {len(missing & relevant):,} of them relevant, such as {min(missing)!r:.80}; "
+            "no search finds them, and the metrics are those of such a search"
+        )
 
     def judged_queries(self, relevance: Relevance) -> dict[str, str]:
         """Return the text by id of the queries that have judgements.

@@ -13,7 +13,6 @@ import collections
 import csv
 import dataclasses
 import hashlib
-import html
 import io
 import json
 import os
@@ -449,7 +448,6 @@ def write_parquet(
 def read_rows(
     source: Source,
     columns: Sequence[str],
-    unescape_html: bool = False,
     lists: Collection[str] = (),
     optional: Sequence[str] = (),
     nullable: Collection[str] = (),
@@ -463,7 +461,6 @@ def read_rows(
         source: .csv, .tsv or .jsonl, also compressed (.csv.gz), or .parquet.
         columns: Columns to read, as strings. Numbers of .jsonl are kept as they are written there
             ("1.50").
-        unescape_html: Whether to convert entities such as "&amp;" in all columns but `lists`.
         lists: Those of `columns` that may be a list of strings in .jsonl.
         optional: Further columns, read if the file or the JSON object has them.
         nullable: Those of `columns` whose null is an empty text.
@@ -496,8 +493,6 @@ def read_rows(
                 )
             for text in texts:
                 check_text(text, f"column {column!r}")
-            if unescape_html and column not in lists:
-                value = html.unescape(value)
             row[column] = value
         return make(row, location) if make else Example(row, None, location)
 
@@ -516,7 +511,6 @@ def read_texts(
     *,
     text_columns: Sequence[str] = ("text",),
     label_column: str | None = None,
-    unescape_html: bool = False,
     multi_label: bool = False,
     needs_label: bool = True,
     **others: Any,
@@ -528,7 +522,6 @@ def read_texts(
         labelled: Whether to read labels.
         text_columns: Columns of the texts, one or two.
         label_column: Column of the label; by default "label".
-        unescape_html: As of `read_rows`.
         multi_label: Whether a label may be a list of strings.
         needs_label: Whether the file must have the column of the label.
         **others: Other values of a task.json, which are ignored.
@@ -543,7 +536,6 @@ def read_texts(
     return read_rows(
         source,
         (*text_columns, *(labels if needs_label else ())),
-        unescape_html,
         lists=labels if multi_label else (),
         optional=() if needs_label else labels,
         make=example,

@@ -50,6 +50,11 @@ def check_options(
         )
     if threshold_objective is not None:
         parse_objective(threshold_objective)
+        if not multi_label and rare_label is None:
+            raise UserError(
+                f"--threshold_objective={threshold_objective}: requires --rare_label, the label "
+                "that has the threshold"
+            )
     if class_weights and not _is_balanced(class_weights):
         _numbers(class_weights)
 

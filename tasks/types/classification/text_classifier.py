@@ -129,8 +129,8 @@ def _of_label(probabilities_BC, label_B):
 class ClassificationTask(LabelledTextTask):
     """Classification into `labels`, whose order defines the label ids; see `TextClassifier`.
 
-    `thresholds` are tuned on dev: for the second of two labels, for the rare label, or for each
-    label with `multi_label`. None means 0.5, or argmax for a rare label.
+    `thresholds` are tuned on dev: for the rare label, which is the second of two labels, or for
+    each label with `multi_label`. None means 0.5, or argmax for a rare label.
     """
 
     labels: tuple[str, ...]
@@ -192,20 +192,26 @@ class ClassificationTask(LabelledTextTask):
             class_weights, task.labels, [counts[label] for label in task.labels]
         )
         task = dataclasses.replace(task, class_weights=weights, threshold_objective=objective)
-        task._check_thresholds()
+        task._check_rare_label()
         return task
 
     @classmethod
     def for_reading(
         cls, data: Source | FileRows, *, labels: Sequence[str] = (), **options: Any
     ) -> Self:
-        """Create a task that reads a file, by default with its labels, of which one is enough."""
+        """Create a task that reads a file, by default with its labels, of which one is enough.
+
+        Of two labels that are not given, the rare one is the second.
+        """
         task = cls(labels=tuple(map(as_label, labels)), **options)
         if task.multi_label and task.file_format in GLUE:
             raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
         counts = task._counts(data)
         published = GLUE[task.file_format].labels if task.file_format in GLUE else ()
-        return dataclasses.replace(task, labels=task.labels or published or _in_order(counts))
+        found = published or _in_order(counts)
+        if len(found) == 2 and task.rare_label == found[0]:
+            found = found[::-1]
+        return dataclasses.replace(task, labels=task.labels or found)
 
     def _counts(self, data):
         """Return the number of rows of a file by label."""
@@ -256,23 +262,17 @@ class ClassificationTask(LabelledTextTask):
             ),
             **options,
         )
-        task._check_thresholds()
+        task._check_rare_label()
         return task
 
-    def _check_thresholds(self):
-        """Raise UserError if no label has the threshold that the options ask for."""
-        if self.multi_label:
-            return  # Every label has a threshold.
+    def _check_rare_label(self):
+        """Raise UserError if the rare label is none of the labels, or the first of two."""
         rare_label, labels = self.rare_label, self.labels
         if rare_label is None:
-            if self.threshold_objective is not None and not self.is_binary:
-                raise UserError(
-                    f"--threshold_objective={self.threshold_objective}: with {len(labels)} labels, "
-                    "only --rare_label has a threshold; set it"
-                )
-        elif rare_label not in labels:
+            return
+        if rare_label not in labels:
             raise UserError(f"--rare_label={rare_label}: expected one of {', '.join(labels)}")
-        elif self.is_binary and rare_label != labels[1]:
+        if self.is_binary and rare_label != labels[1]:
             raise UserError(
                 f"--rare_label={rare_label}: of two labels, the second is the positive label; "
                 f"set --labels={labels[1]},{labels[0]}"
@@ -576,6 +576,16 @@ class ClassificationTask(LabelledTextTask):
             raise UserError(f"{name} has no labels to tune on; choose other rows")
         return [f"no row has label {label!r}: it will never be predicted" for label in missing]
 
+    def tuned_summary(self) -> str:
+        """Return the temperature and each threshold with its label for the log."""
+        labels = self.labels if self.multi_label else (self.rare_label,)
+        parts = [f"temperature {self.temperature:.4g}"] if self.calibrate else []
+        parts += [
+            f"threshold {threshold:.4g} of label {label!r}"
+            for label, threshold in zip(labels, self.thresholds or (), strict=False)
+        ]
+        return ", ".join(parts)
+
     def tuning_warnings(self, data: EncodedExamples, outputs: Arrays) -> list[str]:
         """Return a warning if dev data cannot determine the temperature."""
         if not self.calibrate:
@@ -727,8 +737,10 @@ class TextClassifier(TaskModel):
         balanced_sampling: Draws all classes equally often.
         focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
         prior_bias: Initializes the output biases from class frequencies.
-        rare_label: Label that is predicted from a threshold on, by default tuned for f1.
-        threshold_objective: "f1", "precision=P" or "recall=R": tunes thresholds on validation rows.
+        rare_label: Label that is predicted from a threshold on, by default tuned for f1. Of two
+            labels, it is the second.
+        threshold_objective: "f1", "precision=P" or "recall=R": tunes the threshold of `rare_label`,
+            or those of all labels with `multi_label`, on validation rows.
         calibrate: Temperature scaling, fitted on validation rows.
     """
 

@@ -95,20 +95,6 @@ def test_each_task_is_read_with_labels_without_labels_and_for_testing(tmp_path, 
         list(read_glue(test, file_format=name))
 
 
-def test_entities_are_converted_in_every_format(tmp_path):
-    labelled, test = FILES["qqp"][0], FILES["qqp"][2]
-    for name, content, is_labelled in (
-        ("dev.tsv", labelled, True),
-        ("test.tsv", test, False),
-        ("rows.csv", "text_a,text_b\nWould?,Has?\n", False),
-    ):
-        path = tmp_path / name
-        path.write_text(content.replace("?", " &amp; &lt;"))
-        for unescape_html, end in ((True, " & <"), (False, " &amp; &lt;")):
-            (row,) = read_glue(path, is_labelled, file_format="qqp", unescape_html=unescape_html)
-            assert all(text.endswith(end) for text in row.texts.values())
-
-
 def test_malformed_lines_of_qqp_are_known_errors_in_training(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     path = tmp_path / "train.tsv"

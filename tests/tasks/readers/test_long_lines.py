@@ -33,11 +33,11 @@ READERS = {
     "spaced columns": (".conll", "a O\nx {} O\n", read_tagged),
     "a tag": (".conll", "a\tO\nx\tB-{}\n", read_tagged),
     "a .csv row": (".csv", "text,label\n{}\n", lambda path: read_rows(path, ["text"])),
-    "a .csv field": (".csv", 'text\n"{}"\n', lambda path: read_rows(path, ["text"], True)),
+    "a .csv field": (".csv", 'text\n"{}"\n', lambda path: read_rows(path, ["text"])),
     "a .csv header": (".csv", "{}\na\n", lambda path: read_rows(path, ["text"])),
     "a .tsv row": (".tsv", "text\tlabel\n{}\n", lambda path: read_rows(path, ["text"])),
     "a .jsonl line": (".jsonl", "{}\n", lambda path: read_rows(path, ["text"])),
-    "a text": (".jsonl", '{{"text": "{}"}}\n', lambda path: read_rows(path, ["text"], True)),
+    "a text": (".jsonl", '{{"text": "{}"}}\n', lambda path: read_rows(path, ["text"])),
     "a context": (
         ".jsonl",
         '{{"question": "q", "context": "{0}", "answer": "{0}"}}\n',

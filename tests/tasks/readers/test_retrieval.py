@@ -86,8 +86,11 @@ def test_a_directory_of_beir(tmp_path):
     assert dataset.judged_queries(read_qrels(dataset.qrels)) == {"q2": "b"}
     with pytest.raises(UserError, match="1 of 2 are missing, the first is 'q3'"):
         dataset.judged_queries({"q1": {}, "q3": {}})
-    dataset.check_documents({"q1": {"d1": 1, "d9": 1}, "q2": {"d9": 0}})
-    dataset.check_documents({"q1": {"d9": 0}})
+    warning = dataset.check_documents({"q1": {"d1": 1, "d8": 1, "d9": 1}, "q2": {"d7": 0}})
+    expected = "3 of 4 documents of .* are missing, 2 of them relevant, such as 'd7'; no search"
+    assert re.search(f"corpus.jsonl: {expected}", warning)
+    assert "1 of 1 documents" in dataset.check_documents({"q1": {"d9": 0}})
+    assert dataset.check_documents({"q1": {"d1": 1, "d2": 0}}) is None
     with pytest.raises(UserError, match="none of the 2 relevant ones is there, such as '1'"):
         dataset.check_documents({"q1": {"1": 1, "2": 2, "d1": 0}})
 

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from bert_tf import UserError
-from tasks.data.readers.rows import BadRow, Example, raise_bad_rows, read_rows
+from tasks.data.readers.glue import read_glue
+from tasks.data.readers.pairs import read_pairs
+from tasks.data.readers.rows import BadRow, Example, raise_bad_rows, read_rows, read_texts
 from tests.conftest import ROOT
 from tests.rows import as_others_write
 
@@ -221,27 +223,33 @@ def test_json_values_are_converted_or_rejected(tmp_path, value, expected):
         assert row.location == f"{path}:1" and row.message.startswith(expected)
 
 
-def test_lists_of_labels_optional_columns_and_entities_are_read(tmp_path):
+def test_lists_of_labels_and_optional_columns_are_read(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(
         '{"text": "a &amp; b &#8220;", "label": ["x", "&amp;"], "id": 7}\n'
         '{"text": "c", "label": []}\n{"text": "d", "label": "&lt;", "id": null}\n'
         '{"text": "e", "label": ["x", null]}\n'
     )
-    rows = list(
-        read_rows(
-            path, ("text", "label"), unescape_html=True, lists=("label",), optional=("id", "no")
-        )
-    )
+    rows = list(read_rows(path, ("text", "label"), lists=("label",), optional=("id", "no")))
     assert [row.texts for row in rows[:3]] == [
-        {"text": "a & b \u201c", "label": ["x", "&amp;"], "id": "7"},
+        {"text": "a &amp; b &#8220;", "label": ["x", "&amp;"], "id": "7"},
         {"text": "c", "label": []},
         {"text": "d", "label": "&lt;"},
     ]
     assert rows[3] == BadRow(
         f"{path}:4", "column 'label': expected text or a list of texts, received ['x', None]"
     )
-    assert next(read_rows(path, ("text",))).texts == {"text": "a &amp; b &#8220;"}
+
+
+def test_texts_are_those_that_a_request_with_them_has(tmp_path):
+    """Whatever is done to a text is done in the served graph; here two blanks and an entity."""
+    text, (path, qqp) = " AT&amp;T  Ça ", (tmp_path / "a.csv", tmp_path / "test.tsv")
+    path.write_text(f"text,label,anchor,positive,negative\n{text},x{f',{text}' * 3}\n")
+    qqp.write_text(f"id\tquestion1\tquestion2\n1\t{text}\t{text}\n")
+    assert [row.texts for row in read_texts(path)] == [{"text": text}]
+    assert [row.texts for row in read_pairs(path)] == [{"text": [text] * 3}]
+    (row,) = read_glue(qqp, labelled=False, file_format="qqp")
+    assert row.texts == {"text_a": text, "text_b": text}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -330,6 +338,5 @@ def test_the_readers_import_no_tensorflow():
     ],
 )
 def test_published_rows_are_all_read(data_dir, name, columns, count):
-    rows = list(raise_bad_rows(read_rows(data_dir / name, columns, unescape_html=True)))
+    rows = list(raise_bad_rows(read_rows(data_dir / name, columns)))
     assert len(rows) == count
-    assert not any("&amp;" in row.texts[columns[0]] for row in rows[:1000])
