@@ -114,7 +114,7 @@ def test_the_same_call_resumes_only_the_same_rows_settings_and_model(create, tmp
     refuses(differ, create(), y=[*LABELS[:-1], "billing"])
     refuses(differ, create(), dev=(TEXTS[:2], LABELS[:2]))
     refuses(r"^learning_rate: was 0.01 .* is now 0.1; pass the old", create(), learning_rate=0.1)
-    refuses("^dev: was .* when", create(), dev=())
+    refuses("^dev: was .* when", create(), dev=None)
     refuses("task.json does not match", create(truncation="tail"))
     model.save_run(tmp_path / "other")
     other = TextClassifier.from_pretrained(
