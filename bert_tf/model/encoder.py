@@ -231,7 +231,7 @@ class Encoder(keras.layers.Layer):
         return tf.stop_gradient(hidden_TH)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the Keras config, including the `BertConfig` as a dict, and what is not trained."""
+        """Return the Keras config with the `BertConfig` as a dict and what is not trained."""
         return {
             **super().get_config(),
             "config": self.config.to_dict(),

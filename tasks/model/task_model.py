@@ -1366,6 +1366,7 @@ class TaskModel(EncoderModel):
             raise UserError(
                 f"{filepath}: expected a file that ends in .keras; save_run writes a run directory"
             )
+        self._check_variables(merged="/lora_")  # By Keras, into the kernels.
         super().save(filepath, *args, **kwargs)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -1404,6 +1405,7 @@ class TaskModel(EncoderModel):
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
+        self._check_variables()
         task = self.task
         # Tuned values belong to the checkpoint.
         values = None if task.kind == PRETRAINED else task.with_tuned({}).to_dict()
@@ -1413,7 +1415,6 @@ class TaskModel(EncoderModel):
             "frozen_layers": self.frozen_layers,
             "untrained": names_of_untrained(self.network),
         }
-        self._check_variables()
         with Run.writing(path):
             run = Run.create(path, self.config, self.vocabulary, record, values)
             run.checkpoints.save(0, self._saved_variables())
@@ -1422,14 +1423,18 @@ class TaskModel(EncoderModel):
                 run.checkpoints.set_tuned(0, {"values": tuned, "metrics": {}})
         return run
 
-    def _check_variables(self):
-        """Raise UserError if the network has other variables than runs of its task."""
+    def _check_variables(self, merged: str = "") -> None:
+        """Raise UserError if the network has other variables than files of its task.
+
+        Names that contain `merged` are allowed, if it is given.
+        """
         others = {name for name, _ in self._shapes.items() ^ _shapes(self.network).items()}
+        others = {name for name in others if not (merged and merged in name)}
         if others:
             raise UserError(
-                f"{min(others)}: runs of {type(self).__name__} have no such variable, and none that "
-                "enable_lora, quantize or another layer adds or changes; train a LoRA with fit, "
-                "save a .keras file, which merges it, and load that"
+                f"{min(others)}: files of {type(self).__name__} have no variable that enable_lora, "
+                "quantize or a layer of your own adds or changes; create the model again; to train "
+                "a LoRA, call fit and save, whose .keras file has it merged"
             )
 
     def _saved_variables(self):
