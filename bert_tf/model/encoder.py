@@ -5,8 +5,8 @@ attention heads.
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Self
 
 import keras
 import tensorflow as tf
@@ -17,6 +17,7 @@ from bert_tf.model import layers
 from bert_tf.model.custom_gradient import recompute_grad
 from bert_tf.model.dense import dense, linear
 from bert_tf.model.layout import infer_layout, with_defaults
+from bert_tf.system.scalars import to_python
 
 
 class Encoder(keras.layers.Layer):
@@ -91,14 +92,14 @@ class Encoder(keras.layers.Layer):
         """Create all weights; their shapes depend on the config only."""
         for layer in (self.embeddings, *self.transformer, self.pooler):
             layer.build((None, self.config.hidden_size))
+            layer.trainable &= self.trainable  # A model around this layer asks its weights.
 
     def freeze(self, num_layers: int | None) -> None:
         """Exclude the embeddings and the lowest `num_layers` layers from training.
 
         The layers above are trained, also those that were frozen before, unless the encoder is not
         trainable as a whole. No gradient is computed for frozen layers; their dropout stays on in
-        training. Call this before the optimizer and the train step are built. Keras configs do not
-        record it.
+        training. Call this before the optimizer and the train step are built.
 
         Args:
             num_layers: Number of Transformer layers to freeze, counted from the embeddings; `None`
@@ -107,6 +108,7 @@ class Encoder(keras.layers.Layer):
         Raises:
             UserError: The encoder has fewer than `num_layers` layers.
         """
+        num_layers = to_python(num_layers)
         if num_layers is not None and not 0 <= num_layers <= len(self.transformer):
             raise UserError(
                 f"num_layers={num_layers}: expected 0 to {len(self.transformer)}, the number of "
@@ -229,9 +231,46 @@ class Encoder(keras.layers.Layer):
         return tf.stop_gradient(hidden_TH)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the Keras config, including the `BertConfig` as a dict."""
-        own = {"config": self.config.to_dict(), "recompute": self.recompute}
-        return {**super().get_config(), **own}
+        """Return the Keras config with the `BertConfig` as a dict and what is not trained."""
+        return {
+            **super().get_config(),
+            "config": self.config.to_dict(),
+            "recompute": self.recompute,
+            "frozen_layers": self.frozen_layers,
+            "untrained": untrained(self),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Create a layer, of which the same weights are trained."""
+        config = dict(config)
+        frozen_layers, names = config.pop("frozen_layers", None), config.pop("untrained", None)
+        encoder = super().from_config(config)
+        encoder.build()
+        encoder.frozen_layers = frozen_layers
+        if names is not None:
+            set_untrained(encoder, names)
+        return encoder
+
+
+def untrained(layer: keras.Layer) -> list[str]:
+    """Return the names below a layer of its weights that are not trained."""
+    return [name for name, weight in _weights(layer).items() if not weight.trainable]
+
+
+def set_untrained(layer: keras.Layer, names: Collection[str]) -> None:
+    """Train all weights of a layer but those that `untrained` has named."""
+    for name, weight in _weights(layer).items():
+        weight.trainable = name not in names
+    for part in layer._flatten_layers():
+        if part.weights and not any(weight.trainable for weight in part.weights):
+            part.trainable = False
+
+
+def _weights(layer):
+    """Return the weights of a layer by name, which is the same inside of any model."""
+    paths = [(f"/{weight.path}".partition(f"/{layer.name}/"), weight) for weight in layer.weights]
+    return {below or above[1:]: weight for (above, _, below), weight in paths}
 
 
 def _hidden_of(layer, options, hidden_TH, *weights):

@@ -32,12 +32,7 @@ WRONG_SPLITS = (
 )
 
 _PER_TOKEN = ("input_ids", "segment_ids", "input_mask", "sequence_ids", "position_ids")
-_NAMES_OF_OTHERS = {  # Of Hugging Face and keras-hub.
-    "token_ids": "input_ids",
-    "attention_mask": "input_mask",
-    "padding_mask": "input_mask",
-    "token_type_ids": "segment_ids",
-}
+_INPUTS = {*_PER_TOKEN, "row_splits", "token_indices"}
 
 
 def to_dense_like(values: Any, inputs: Mapping[str, tf.Tensor]) -> Any:
@@ -74,7 +69,7 @@ def by_sequence(values: tf.Tensor, inputs: Mapping[str, tf.Tensor]) -> tuple[tf.
         rows = tf.RaggedTensor.from_row_splits(values[: splits[-1]], splits, validate=False)
         return rows.to_tensor(), tf.sequence_mask(splits[1:] - splits[:-1])
     if "token_indices" not in inputs:
-        return values, tf.cast(with_defaults(inputs)["input_mask"], tf.bool)
+        return values, tf.cast(_input_mask(inputs), tf.bool)
     index_BS = tf.cast(inputs["token_indices"], tf.int32)
     layout = PackedLayout(inputs)
     slot_T = layout.sequence_T * tf.shape(index_BS)[1] + layout.position_T
@@ -95,7 +90,7 @@ def count_tokens(inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
         return tf.reduce_sum(tf.cast(inputs["sequence_ids"] > 0, tf.int32))
     if "input_ids" not in inputs:
         return tf.constant(0)
-    return tf.reduce_sum(tf.cast(with_defaults(inputs)["input_mask"], tf.int32))
+    return tf.reduce_sum(tf.cast(_input_mask(inputs), tf.int32))
 
 
 class PackedLayout:
@@ -342,17 +337,25 @@ def with_defaults(inputs: Mapping[str, tf.Tensor] | tf.Tensor) -> dict[str, tf.T
         Dict of the inputs with `segment_ids` and, in a padded batch, `input_mask`.
 
     Raises:
-        UserError: If an input has a name of another library, which would be ignored.
+        UserError: If `input_ids` are missing, or an input has another name, and would be ignored.
     """
     inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
-    for name, own in _NAMES_OF_OTHERS.items():
-        if name in inputs:
-            raise UserError(f"{name}: unknown input of the encoder; rename it to {own}")
+    unknown = sorted(inputs.keys() - _INPUTS)
+    if unknown or "input_ids" not in inputs:
+        raise UserError(
+            f"{', '.join(unknown or inputs)}: expected as inputs of the encoder input_ids, and any "
+            "of input_mask (1 at tokens), segment_ids and row_splits; rename or remove others"
+        )
     if "segment_ids" not in inputs:
         inputs["segment_ids"] = tf.zeros_like(inputs["input_ids"])
-    if not inputs.keys() & {"row_splits", "input_mask", "sequence_ids"}:
-        inputs["input_mask"] = tf.ones_like(inputs["input_ids"])
+    if not inputs.keys() & {"row_splits", "sequence_ids"}:
+        inputs["input_mask"] = _input_mask(inputs)
     return inputs
+
+
+def _input_mask(inputs):
+    """Return the mask of a padded batch, by default 1 everywhere."""
+    return inputs["input_mask"] if "input_mask" in inputs else tf.ones_like(inputs["input_ids"])
 
 
 def infer_layout(inputs: Mapping[str, tf.Tensor]) -> Layout:

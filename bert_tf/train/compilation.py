@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
+from bert_tf.errors import UserError
 from bert_tf.model import fused_kernels
 from bert_tf.model.custom_gradient import own_gradients
 from bert_tf.text.encoder_inputs import PackedShape, to_flat, to_packed, to_padded
@@ -94,12 +95,13 @@ def compile_with_weights(
 ) -> Callable[..., Any]:
     """Compile a function that calls a model.
 
-    The weights become arguments of the program: XLA cannot compile a function that reads variables
-    of one of several replicas.
+    The variables become arguments of the program, and those that the call changes, such as moving
+    statistics, results of it: XLA cannot compile a function that reads or assigns variables of one
+    of several replicas.
 
     Args:
         model: The model.
-        function: Function of tensors that reads the weights of the model and no other variable.
+        function: Function of tensors that uses the variables of the model and no others.
         strategy: Distribution strategy. A TPUStrategy compiles all functions by itself.
 
     Returns:
@@ -110,12 +112,32 @@ def compile_with_weights(
 
     @tf.function(jit_compile=True, autograph=False)
     def compiled(values, *args):
-        state = list(zip(model.weights, values, strict=True))
-        with keras.StatelessScope(state, collect_losses=True):  # Those of `add_loss`.
+        state = list(zip(model.variables, values, strict=True))
+        scope = keras.StatelessScope(state, collect_losses=True)  # Those of `add_loss`.
+        before = dict(scope.state_mapping)
+        with scope:
             results = function(*args)
         own_gradients()
+        changed = {
+            number: scope.get_current_value(variable)
+            for number, variable in enumerate(model.variables)
+            if scope.get_current_value(variable) is not before[id(variable)]
+        }
+        for number, value in changed.items():
+            if value.graph is not tf.compat.v1.get_default_graph():  # In a loop over batches.
+                raise UserError(
+                    f"{model.variables[number].path}: XLA cannot change it in each of several "
+                    "batches of a step on several replicas; omit gradient_accumulation_steps, or "
+                    "pass jit_compile=False (compile), or compile='kernels' (train)"
+                )
+        return results, changed
+
+    def with_variables(*args):
+        variables = model.variables
+        values = [tf.convert_to_tensor(variable.value) for variable in variables]
+        results, changed = compiled(values, *args)
+        for number, value in changed.items():
+            variables[number].assign(value)
         return results
 
-    return lambda *args: compiled(
-        [tf.convert_to_tensor(weight.value) for weight in model.weights], *args
-    )
+    return with_variables

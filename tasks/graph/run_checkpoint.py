@@ -123,7 +123,7 @@ class RunCheckpoint:
         except UserError:  # Removed since it was loaded.
             return False
         return all(
-            np.array_equal(variable.numpy(), values[name])
+            np.array_equal(variable.numpy(), values.get(name))
             for name, variable in checkpoints.model_variables(network).items()
             if not name.startswith(_DROPOUT) and (name in values or not name.startswith(_OPTIONAL))
         )

@@ -56,12 +56,15 @@ def load_model(
     source = RunCheckpoint.open(os.fspath(path), checkpoint)
     weights = source.read()
     source = dataclasses.replace(source, task=source.task.for_weights(weights))
+    record = source.run.train
     model = model_class(source.task)(
         source.task,
         source.run.config,
         source.run.vocabulary,
         record={"origin": source.origin},
-        has_new_head=source.run.train.get("has_new_head", False),
+        has_new_head=record.get("has_new_head", False),
+        frozen_layers=record.get("settings", record).get("frozen_layers"),
+        untrained=record.get("untrained"),
     )
     source.assign(weights, model.network)
     model.source = source

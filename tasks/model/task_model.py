@@ -30,6 +30,8 @@ import tensorflow as tf
 from bert_tf.config import BertConfig
 from bert_tf.errors import DivergenceError, UserError, argument_names
 from bert_tf.model.dense import initial_weights_seed
+from bert_tf.model.encoder import set_untrained
+from bert_tf.model.encoder import untrained as names_of_untrained
 from bert_tf.runs.checkpoints import model_variables
 from bert_tf.runs.run import Run
 from bert_tf.system.processes import check_not_forked
@@ -169,8 +171,9 @@ class TaskModel(EncoderModel):
         if frozen_layers is not None:
             self.network.encoder.freeze(frozen_layers)
         if untrained is not None:
-            for path, variable in model_variables(self.network).items():
-                variable.trainable = path not in untrained
+            set_untrained(self.network, untrained)
+        # Of which runs consist.
+        object.__setattr__(self, "_shapes", _shapes(self.network))
         self.preprocessor = Preprocessor.of(task, config, vocabulary)
         self.built = True
 
@@ -1118,7 +1121,7 @@ class TaskModel(EncoderModel):
         self,
         x: Any,
         y: Any = None,
-        dev: Any = (),
+        dev: Any = None,
         *,
         output_dir: str | os.PathLike[str],
         teacher: str | os.PathLike[str] | TaskModel | None = None,
@@ -1153,6 +1156,7 @@ class TaskModel(EncoderModel):
             Interrupted: After Ctrl-C or SIGTERM; the state is saved.
         """
         self._check_trainable("train")
+        self._check_variables()
         if is_token_ids(x):
             raise UserError("x: expected strings, received token ids; use fit")
         strategy, task = self.distribute_strategy, self.task.with_tuned({})
@@ -1261,7 +1265,7 @@ class TaskModel(EncoderModel):
         from 0.
         """
         self.encoder.freeze(num_layers)
-        self.frozen_layers = to_python(num_layers)
+        self.frozen_layers = self.encoder.frozen_layers
         if self.compiled:
             # Not from the Keras config, which has no functions of the user.
             given = self._compile_arguments
@@ -1364,6 +1368,7 @@ class TaskModel(EncoderModel):
             raise UserError(
                 f"{filepath}: expected a file that ends in .keras; save_run writes a run directory"
             )
+        self._check_variables(merged="/lora_")  # By Keras, into the kernels.
         super().save(filepath, *args, **kwargs)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -1402,10 +1407,16 @@ class TaskModel(EncoderModel):
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
+        self._check_variables()
         task = self.task
         # Tuned values belong to the checkpoint.
         values = None if task.kind == PRETRAINED else task.with_tuned({}).to_dict()
-        record = {**self.record, "has_new_head": self.has_new_head}
+        record = {
+            **self.record,
+            "has_new_head": self.has_new_head,
+            "frozen_layers": self.frozen_layers,
+            "untrained": names_of_untrained(self.network),
+        }
         with Run.writing(path):
             run = Run.create(path, self.config, self.vocabulary, record, values)
             run.checkpoints.save(0, self._saved_variables())
@@ -1413,6 +1424,20 @@ class TaskModel(EncoderModel):
                 tuned = {name: getattr(task, name) for name in task.tunable_fields}
                 run.checkpoints.set_tuned(0, {"values": tuned, "metrics": {}})
         return run
+
+    def _check_variables(self, merged: str = "") -> None:
+        """Raise UserError if the network has other variables than files of its task.
+
+        Names that contain `merged` are allowed, if it is given.
+        """
+        others = {name for name, _ in self._shapes.items() ^ _shapes(self.network).items()}
+        others = {name for name in others if not (merged and merged in name)}
+        if others:
+            raise UserError(
+                f"{min(others)}: files of {type(self).__name__} have no variable that enable_lora, "
+                "quantize or a layer of your own adds or changes; create the model again; to train "
+                "a LoRA, call fit and save, whose .keras file has it merged"
+            )
 
     def _saved_variables(self):
         """Return the variables of a run directory by name."""
@@ -1427,13 +1452,14 @@ class TaskModel(EncoderModel):
             "frozen_layers": self.frozen_layers,
             "record": self.record,
             "has_new_head": self.has_new_head,
-            "untrained": [
-                path
-                for path, variable in model_variables(self.network).items()
-                if not variable.trainable
-            ],
+            "untrained": names_of_untrained(self.network),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }
+
+
+def _shapes(network):
+    """Return the shape and dtype of each variable by name."""
+    return {name: (one.shape, one.dtype) for name, one in model_variables(network).items()}
 
 
 def _check_token_ids(x, method, other):
@@ -1498,7 +1524,7 @@ def _warn_of_other_head(pretrained, task):
 
 def _dev_examples(task, dev):
     """Return the examples of each dev data."""
-    several = dev if isinstance(dev, list) else [dev] if dev != () else []
+    several = dev if isinstance(dev, list) else [] if dev is None else [dev]
     try:
         return [evaluation_examples(task, one) for one in several]
     except UserError as error:

@@ -181,15 +181,73 @@ def test_missing_inputs_are_one_segment_without_padding(config, inputs_BL, missi
     ("own", "other"),
     [
         ("input_mask", "attention_mask"),
-        ("input_mask", "padding_mask"),
         ("segment_ids", "token_type_ids"),
-        ("input_ids", "token_ids"),
+        ("segment_ids", "input_type_ids"),
+        ("segment_ids", "type_ids"),
+        ("input_ids", "input_word_ids"),
+        ("input_ids", None),
     ],
 )
-def test_inputs_named_as_elsewhere_are_not_ignored(config, inputs_BL, own, other):
-    inputs = {other if name == own else name: values for name, values in inputs_BL.items()}
-    with pytest.raises(UserError, match=f"{other}: unknown input of the encoder; rename it to "):
+def test_inputs_of_other_names_are_not_ignored(config, inputs_BL, own, other):
+    inputs = {**inputs_BL, other: inputs_BL[own]} if other else dict(inputs_BL)
+    del inputs[own]
+    named = other or "input_mask, segment_ids"
+    with pytest.raises(UserError, match=f"^{named}: expected as inputs of the encoder input_ids, "):
         Encoder(config)(inputs)
+
+
+@pytest.mark.parametrize("segment", [-1, 2])
+@pytest.mark.parametrize("training", [False, True])
+def test_segments_that_the_table_does_not_have_are_refused(config, inputs_BL, segment, training):
+    inputs = {**inputs_BL, "segment_ids": np.full_like(inputs_BL["segment_ids"], segment)}
+    encoder = Encoder(config)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="type_vocab_size=2|not in \\[0, 2\\)"):
+        tf.function(encoder)(tf.nest.map_structure(tf.constant, inputs), training=training)
+
+
+def is_trained(encoder):
+    return [weight.trainable for weight in encoder.weights]
+
+
+def parts(encoder):
+    return encoder, *encoder.transformer, encoder.pooler
+
+
+def biases_only(encoder):
+    for weight in encoder.weights:
+        weight.trainable = weight.name == "bias"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda encoder: setattr(encoder, "trainable", False),
+        lambda encoder: encoder.freeze(1),
+        lambda encoder: setattr(encoder.pooler, "trainable", False),
+        biases_only,
+        lambda encoder: None,
+    ],
+)
+def test_what_is_not_trained_stays_untrained_in_a_saved_model(config, inputs_BL, tmp_path, change):
+    encoder = Encoder(config, name="mine")
+    encoder.build()
+    change(encoder)
+    ids = keras.Input((None,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Dense(3)(encoder(ids)["pooled"]))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert len(loaded.trainable_variables) == len(model.trainable_variables)
+    for copy in (loaded.get_layer("mine"), Encoder.from_config(encoder.get_config())):
+        assert is_trained(copy) == is_trained(encoder)
+        assert copy.frozen_layers == encoder.frozen_layers
+        for part, of_copy in zip(parts(encoder), parts(copy), strict=True):
+            assert of_copy.trainable == part.trainable, part.name
+
+
+def test_an_encoder_that_is_created_untrained_is_untrained(config):
+    encoder = Encoder(config, trainable=False)
+    encoder.build()
+    assert not any(is_trained(encoder))
 
 
 IDS_BL = np.array([[2, 10, 11, 3]])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from bert_tf import UserError
 from bert_tf.train.distribution import make_strategy
 from bert_tf.train.losses import softmax_cross_entropy
 from bert_tf.train.optimizer import AdamW
@@ -58,6 +59,60 @@ def observe(strategy, inputs_BL):
     callback = keras.callbacks.LambdaCallback(on_train_batch_end=keep)
     model.fit(rows, steps_per_epoch=3, epochs=1, verbose=0, callbacks=[callback])
     return steps
+
+
+class Stateful(SequenceClassifier):
+    """Sequence classifier with layers of Keras that change variables in a call."""
+
+    def build(self, inputs_shape=None):
+        super().build(inputs_shape)
+        self.norm = keras.layers.BatchNormalization(momentum=0.0)
+        self.norm.build((None, self.units))
+        self.dropout = keras.layers.Dropout(0.5)
+
+    def call(self, inputs, training=False, seed=None):
+        scores = super().call(inputs, training, seed)["label"]
+        return {"label": self.dropout(self.norm(scores, training=training), training=training)}
+
+
+def trained_stateful(strategy, is_compiled, num_steps, parts=1):
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        model = Stateful(tiny_config(num_hidden_layers=1), 3)
+        optimizer = AdamW(1e-3)
+        optimizer.build(model.trainable_variables)
+    losses = {"label": softmax_cross_entropy}
+    options = {"is_compiled": is_compiled, "accumulation_steps": parts}
+    step = TrainStep(model, losses, optimizer, strategy, seed=0, **options)
+    batches = small.batches(rows=16, replica_rows=8)
+    logs, _ = train(step, batches.batch(parts) if parts > 1 else batches, num_steps)
+    return logs, model
+
+
+@pytest.fixture
+def without_xla(monkeypatch):
+    """Trace what XLA would compile; it does not compile for the second logical processor."""
+    function = tf.function
+
+    def traced(*args, jit_compile=None, **kwargs):
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(tf, "function", traced)
+
+
+def test_a_compiled_step_of_replicas_assigns_what_the_layers_change(mirrored, without_xla):
+    (logs, model), (expected, plain) = (
+        trained_stateful(mirrored, is_compiled, 2) for is_compiled in (True, False)
+    )
+    assert [log["loss"] for log in logs] == pytest.approx([log["loss"] for log in expected])
+    assert np.abs(plain.norm.moving_mean).max() > 1e-4
+    # The bias before the normalization has no gradient but noise, of which Adam takes the sign.
+    for name in ("moving_mean", "moving_variance"):
+        values = (getattr(one.norm, name).numpy() for one in (model, plain))
+        np.testing.assert_allclose(*values, atol=5e-3)
+    assert int(model.dropout.seed_generator.state.numpy()[1]) == 2
+    with pytest.raises(UserError, match="moving_mean: XLA cannot change it in each of several"):
+        trained_stateful(mirrored, True, 1, parts=2)
 
 
 @pytest.mark.medium

@@ -3,10 +3,12 @@
 import json
 import pathlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import export
 from bert_tf import UserError
 from bert_tf.runs import checkpoints
 from bert_tf.runs.checkpoints import model_variables
@@ -67,6 +69,78 @@ def metrics_of(run_dir):
     return [{**line, "examples_per_second": None} for line in metrics]
 
 
+def enable_lora(model):
+    model.encoder.transformer[0].attention.query.enable_lora(2)
+
+
+def quantize(model):
+    model.network.head.quantize("int8")
+
+
+def add_layer(model):
+    model.network.head = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+
+
+@pytest.mark.filterwarnings("ignore:.*untrained head")
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (enable_lora, "bert/layer_0/attention/query/lora_kernel_a"),
+        (quantize, "classifier/kernel"),
+        (add_layer, "sequential.*/bias"),
+    ],
+)
+def test_variables_that_no_file_can_have_are_refused_before_training(
+    create, tmp_path, change, named
+):
+    model = create()
+    saved = load_model(create().save_run(tmp_path / "run").path)
+    for one in (model, saved):
+        one.network._tracker.unlock()
+        change(one)
+    writers = [
+        lambda: model.train(TEXTS, LABELS, output_dir=tmp_path / "out", **SETTINGS),
+        lambda: model.save_run(tmp_path / "out"),
+        lambda: export.publish(model, tmp_path / "out"),
+        lambda: export.publish(saved, tmp_path / "out"),
+    ]
+    if change is not enable_lora:
+        writers.append(lambda: model.save(tmp_path / "out.keras"))
+    for write in writers:
+        with pytest.raises(UserError, match=f"^{named}: files of TextClassifier have no variable"):
+            write()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_file_of_keras_has_lora_merged(create, tmp_path):
+    model = create()
+    enable_lora(model)
+    query = model.encoder.transformer[0].attention.query
+    query.lora_kernel_b.assign(tf.ones_like(query.lora_kernel_b))
+    assert np.abs(query.kernel - query._kernel).max() > 1e-3
+    model.save(tmp_path / "model.keras")
+    copy = load_model(tmp_path / "model.keras").encoder.transformer[0].attention.query
+    np.testing.assert_allclose(copy.kernel, query.kernel, rtol=1e-6)
+
+
+def trained(model):
+    return [weight.path for weight in model.trainable_weights]
+
+
+def test_a_run_keeps_which_layers_are_trained(create, tmp_path):
+    model = create()
+    model.freeze(1)
+    model.encoder.pooler.trainable = False
+    loaded = load_model(model.save_run(tmp_path / "saved").path)
+    assert trained(loaded) == trained(model) and loaded.frozen_layers == 1
+    assert len(trained(model)) < len(trained(create())) - 2
+    assert not loaded.encoder.pooler.trainable
+    model = create(frozen_layers=1)
+    model.train(TEXTS, LABELS, dev=None, output_dir=tmp_path / "run", **{**SETTINGS, "epochs": 1})
+    loaded = load_model(tmp_path / "run")
+    assert trained(loaded) == trained(model) and loaded.frozen_layers == 1
+
+
 @pytest.mark.slow
 def test_train_equals_finetune_bit_for_bit_also_after_an_interruption(place, create, tmp_path):
     train, dev = (read_examples(place / name) for name in ("train.csv", "dev.csv"))
@@ -114,7 +188,7 @@ def test_the_same_call_resumes_only_the_same_rows_settings_and_model(create, tmp
     refuses(differ, create(), y=[*LABELS[:-1], "billing"])
     refuses(differ, create(), dev=(TEXTS[:2], LABELS[:2]))
     refuses(r"^learning_rate: was 0.01 .* is now 0.1; pass the old", create(), learning_rate=0.1)
-    refuses("^dev: was .* when", create(), dev=())
+    refuses("^dev: was .* when", create(), dev=None)
     refuses("task.json does not match", create(truncation="tail"))
     model.save_run(tmp_path / "other")
     other = TextClassifier.from_pretrained(
