@@ -105,7 +105,7 @@ def test_a_compiled_step_of_replicas_assigns_what_the_layers_change(mirrored, wi
         trained_stateful(mirrored, is_compiled, 2) for is_compiled in (True, False)
     )
     assert [log["loss"] for log in logs] == pytest.approx([log["loss"] for log in expected])
-    assert np.abs(plain.norm.moving_mean).max() > 1e-4
+    assert all(np.abs(one.norm.moving_mean).max() > 1e-5 for one in (model, plain))
     # The bias before the normalization has no gradient but noise, of which Adam takes the sign.
     for name in ("moving_mean", "moving_variance"):
         values = (getattr(one.norm, name).numpy() for one in (model, plain))
