@@ -101,6 +101,8 @@ def main(settings: PredictSettings) -> None:
             {name: [value] for name, value in row.items()}, batch_size=1
         )
         print(strict_json.dumps_result(prediction, settings.run))
+        for line in model.serving.take_token_counts().warnings("--text", allows_unknown=True):
+            command.log(f"warning: {line}")
         return
     assert settings.input
     if settings.output_dir:

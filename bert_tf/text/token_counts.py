@@ -55,13 +55,18 @@ class TokenCounts:
         """Return the counts as a part of the entry of a shard."""
         return {"token_counts": dataclasses.asdict(self)}
 
-    def check(self, where: str) -> None:
-        """Raise UserError, which begins with `where`, if the vocabulary knows no token."""
-        if self.tokens and self.unknown == self.tokens:
-            raise UserError(f"{where}: all {self.tokens:,} tokens are [UNK]: {_REMEDY}")
+    def warnings(self, where: str, allows_unknown: bool = False) -> list[str]:
+        """Return one line per kind of loss.
 
-    def warnings(self, where: str) -> list[str]:
-        """Return one line per kind of loss; each begins with `where`."""
+        Args:
+            where: The texts, with which each line begins.
+            allows_unknown: Whether all tokens may be [UNK], as those of a short text to predict.
+
+        Raises:
+            UserError: If all tokens are [UNK] and may not be.
+        """
+        if self.tokens and self.unknown == self.tokens and not allows_unknown:
+            raise UserError(f"{where}: all {self.tokens:,} tokens are [UNK]: {_REMEDY}")
         found = []
         if self.unknown and self.unknown >= MIN_FRACTION * self.tokens:
             fraction = self.unknown / self.tokens
