@@ -103,10 +103,12 @@ class TokenCounter:
 
     def add(self, windows: Windows) -> None:
         """Count the tokens of windows; in a graph, whenever it runs."""
-        packed, begin_W = windows.packed, windows.begin_W
-        begin_W = tf.zeros_like(windows.example_W) if begin_W is None else begin_W
-        columns = [packed.input_ids.flat_values, packed.input_ids.row_splits, packed.lost, begin_W]
-        tf.numpy_function(self._add, columns, [])
+        ids, zeros_W = windows.packed.input_ids, tf.zeros_like(windows.example_W)
+        lost_W, begin_W = (
+            zeros_W if values is None else values
+            for values in (windows.packed.lost, windows.begin_W)
+        )
+        tf.numpy_function(self._add, [ids.flat_values, ids.row_splits, lost_W, begin_W], [])
 
     def take(self) -> TokenCounts:
         """Return the counts since the last call."""
