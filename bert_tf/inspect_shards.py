@@ -56,7 +56,7 @@ def main(settings: InspectShardsSettings) -> None:
     print(f"{settings.shards}: {len(manifest.shards)} shards verified")
     for line in statistics.lines(manifest.settings["max_seq_length"]):
         print(line)
-    if warning := manifest.next_sentence_warning():
+    for warning in manifest.warnings(allows_unknown=True):
         command.log(f"warning: {warning}")
     for example in inspection.first_examples(manifest, settings.num_examples):
         print()

@@ -89,6 +89,8 @@ def main(settings: EvaluateSettings, rows: FileRows | None = None) -> None:
     if examples.skipped_rows:
         command.log(examples.skipped_rows_message())
     encoded = model.encode(examples)
+    for line in encoded.token_counts.warnings(settings.data, allows_unknown=True):
+        command.log(f"warning: {line}")
     for line in model.task.label_warnings(encoded):
         command.log(f"{settings.data}: {line}")
     evaluator = model.evaluator()

@@ -103,6 +103,8 @@ def main(settings: PredictSettings) -> None:
         if isinstance(prediction, BadRow):
             raise UserError(str(prediction))
         print(strict_json.dumps_result(prediction, settings.run))
+        for line in model.serving.take_token_counts().warnings("--text", allows_unknown=True):
+            command.log(f"warning: {line}")
         return
     assert settings.input
     if settings.output_dir:

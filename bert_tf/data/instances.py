@@ -19,6 +19,7 @@ import tensorflow as tf
 from bert_tf.data.documents import read as read_document
 from bert_tf.data.sharded_output import Span
 from bert_tf.errors import UserError
+from bert_tf.text.token_counts import TokenCounts
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import Vocabulary
 
@@ -46,6 +47,8 @@ class TokenizedDocuments:
     ids: np.ndarray  # int32 `(T,)`, token ids.
     sentence_splits: np.ndarray  # int64 `(S + 1,)`, row splits of `ids`.
     document_splits: np.ndarray  # int64 `(D + 1,)`, row splits of the sentences.
+    # Also of documents without tokens.
+    token_counts: TokenCounts = dataclasses.field(default_factory=TokenCounts)
 
     def __len__(self) -> int:
         return len(self.document_splits) - 1
@@ -91,8 +94,15 @@ def tokenize_documents(
     num_documents = len(sentences_of_documents)
     owners = np.repeat(np.arange(num_documents), sentences_of_documents)[sizes > 0]
     counts = np.bincount(owners, minlength=num_documents)
+    all_ids = np.concatenate(ids)
+    token_counts = TokenCounts(
+        texts=num_documents,
+        empty=int(np.sum(counts == 0)),
+        tokens=len(all_ids),
+        unknown=int(np.sum(all_ids == tokenizer.vocabulary["[UNK]"])),
+    )
     return TokenizedDocuments(
-        np.concatenate(ids), _splits(sizes[sizes > 0]), _splits(counts[counts > 0])
+        all_ids, _splits(sizes[sizes > 0]), _splits(counts[counts > 0]), token_counts
     )
 
 

@@ -22,7 +22,7 @@ from bert_tf.system import command
 from bert_tf.system.processes import count_processors
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
-from bert_tf.text.vocabulary import Vocabulary
+from bert_tf.text.vocabulary import Vocabulary, placeholder
 
 MAX_NAME_LENGTH = 255
 MAX_SEQ_LENGTH = 1 << 16
@@ -169,8 +169,8 @@ class Manifest(ShardManifest):
             return True
         if len(vocabulary) <= self.vocab_size:
             return False
-        padded = self.vocabulary().padded(len(vocabulary), str(self.directory))
-        return padded.sha256 == vocabulary.sha256
+        further = map(placeholder, range(self.vocab_size, len(vocabulary)))
+        return vocabulary.lines == (*self.vocabulary().lines, *further)
 
     def vocabulary(self) -> Vocabulary:
         """Read the vocab.txt in the directory; raises UserError if it is not that of the shards."""
@@ -194,6 +194,12 @@ class Manifest(ShardManifest):
     def random_next(self) -> float:
         """Fraction of the examples with a random next segment."""
         return sum(entry["random_next"] for entry in self.shards) / max(self.num_examples, 1)
+
+    def warnings(self, allows_unknown: bool = False) -> list[str]:
+        """Return one line per fault of the text and its examples; see `TokenCounts.warnings`."""
+        of_examples = self.next_sentence_warning()
+        of_tokens = self.token_counts.warnings(self.directory, allows_unknown)
+        return [*of_tokens, *filter(None, [of_examples])]
 
     def next_sentence_warning(self) -> str | None:
         """Return a warning with the likely cause if almost every next segment is random."""

@@ -20,6 +20,7 @@ from bert_tf.errors import UserError
 from bert_tf.storage import files, format_versions
 from bert_tf.storage.strict_json import field
 from bert_tf.system.progress import Progress
+from bert_tf.text.token_counts import TokenCounts
 
 NAME = "manifest.json"
 Span = tuple[str, int, int]  # A part of a file: path, and two numbers that say where.
@@ -63,6 +64,7 @@ class ShardManifest(abc.ABC):
             field(entry, name, str, location)
         for name in cls.SIZES:
             check_size(entry, name, location)
+        TokenCounts.from_entry(entry, location)
         return entry
 
     @property
@@ -94,6 +96,12 @@ class ShardManifest(abc.ABC):
     def shards(self) -> list[Entry]:
         """Entries of the shards; of the complete ones if some are missing."""
         return self._values.get("shards", [])
+
+    @property
+    def token_counts(self) -> TokenCounts:
+        """Counts of the tokens of the shards; zeros if they are not recorded."""
+        entries = (TokenCounts.from_entry(entry, self.path(NAME)) for entry in self.shards)
+        return sum(entries, start=TokenCounts())
 
     def path(self, name: str) -> str:
         """Return the path of a file in the directory."""

@@ -94,6 +94,7 @@ class ShardWriter:
                 "documents": len(documents),
                 "tokens": int(instances.num_tokens.sum()),
                 "random_next": int(instances.is_random_next.sum()),
+                **documents.token_counts.to_entry(),
             }
 
     def _examples(self, instances, ids, number, begin):

@@ -18,6 +18,7 @@ from bert_tf.storage import files
 from bert_tf.system.processes import count_processors
 from bert_tf.system.progress import Progress
 from bert_tf.text.normalizer import NEVER, Normalizer
+from bert_tf.text.token_counts import TokenCounts
 from bert_tf.text.tokenizer import Tokenizer
 from bert_tf.text.vocabulary import SPECIALS, Vocabulary
 
@@ -44,7 +45,8 @@ def learn(
     is lower-cased.
 
     Raises:
-        UserError: If there is no text, or too little for `vocab_size` entries.
+        UserError: If there is no text, or too little for `vocab_size` entries, or if the entries
+            are in none of the held-out lines.
     """
     unique_words = make_unique_words(do_lower_case, strip_accents)
     held_out: list[bytes] = []
@@ -55,10 +57,13 @@ def learn(
     log(f"merging: {len(counts):,} distinct words")
     vocabulary = Vocabulary(train(counts, vocab_size), where="learned vocabulary")
     tokenizer = Tokenizer(vocabulary, do_lower_case, strip_accents)
+    num_words, token_counts = try_out(tokenizer, held_out, unique_words)
     log(
         f"{len(vocabulary):,} entries, {'uncased' if do_lower_case else 'cased'}; "
-        f"{len(counts):,} distinct words; {try_out(tokenizer, held_out, unique_words)}"
+        f"{len(counts):,} distinct words; {_quality(num_words, token_counts)}"
     )
+    for line in token_counts.warnings("--input: held-out lines"):
+        log(f"warning: {line}")
     return vocabulary
 
 
@@ -247,19 +252,26 @@ def _feed(counts, characters):
             yield f"{word} " * min(left, 10_000)
 
 
-def try_out(tokenizer: Tokenizer, lines: Iterable[bytes], unique_words: Callable) -> str:
-    """Return pieces per word and the fraction of [UNK] on held-out lines, as text."""
-    words = tokens = unknown = 0
+def try_out(
+    tokenizer: Tokenizer, lines: Iterable[bytes], unique_words: Callable
+) -> tuple[int, TokenCounts]:
+    """Return the number of words, and the counts of the tokens, of held-out lines."""
+    words, counts = 0, TokenCounts()
     for batch in _batches(lines):
         texts = tf.constant(batch)
         ids = tokenizer.tokenize(texts).ids.flat_values
         words += int(tf.reduce_sum(unique_words(texts).count))
-        tokens += int(tf.size(ids))
-        unknown += int(tf.math.count_nonzero(ids == tokenizer.vocabulary["[UNK]"]))
-    if not words:
+        unknown = int(tf.math.count_nonzero(ids == tokenizer.vocabulary["[UNK]"]))
+        counts += TokenCounts(texts=len(batch), tokens=int(tf.size(ids)), unknown=unknown)
+    return words, counts
+
+
+def _quality(num_words, counts):
+    """Return pieces per word and the fraction of [UNK], as text."""
+    if not num_words:
         return f"pieces per word and [UNK] not measured: under {HOLD_OUT_EVERY} lines"
-    pieces, fraction = tokens / words, unknown / tokens
-    return f"{pieces:.3f} pieces per word and {fraction:.3%} [UNK] on {words:,} held-out words"
+    pieces, fraction = counts.tokens / num_words, counts.unknown / counts.tokens
+    return f"{pieces:.3f} pieces per word and {fraction:.3%} [UNK] on {num_words:,} held-out words"
 
 
 def _batches(lines):

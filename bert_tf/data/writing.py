@@ -104,7 +104,7 @@ def write_shards(
         )
     if were_missing:
         log(_summary(manifest))
-    if warning := manifest.next_sentence_warning():
+    for warning in manifest.warnings():
         log(f"warning: {warning}")
     return manifest
 

@@ -124,7 +124,7 @@ def _pretrain(settings, log, strategy):
     verified, before = {}, _read_verified(settings.output_dir)
     for manifest in manifests:
         verified |= manifest.check_files(log, before)
-        if warning := manifest.next_sentence_warning():
+        for warning in () if run else manifest.warnings():
             log(f"warning: {warning}")
     num_train_steps = settings.phase_ends[-1]
 

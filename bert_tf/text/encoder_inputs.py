@@ -28,19 +28,21 @@ SAMPLED_BATCHES = 64  # From which the numbers of rows are chosen.
 
 
 class Packed(NamedTuple):
-    """Packed sequences, ragged int32 `(B, (L))` each.
+    """Packed sequences, ragged int32 `(B, (L))` each but `lost`.
 
     Attributes:
         input_ids: Token ids with [CLS] and [SEP].
         segment_ids: 0 for [CLS] A [SEP], 1 for B [SEP].
         starts: First character of each token in its own segment, -1 for special tokens; or `None`.
         ends: Character after each token, -1 for special tokens; or `None`.
+        lost: Number of tokens that were cut off, int64 `(B,)`, see `Tokens.lengths`; or `None`.
     """
 
     input_ids: tf.RaggedTensor
     segment_ids: tf.RaggedTensor
     starts: tf.RaggedTensor | None = None
     ends: tf.RaggedTensor | None = None
+    lost: tf.Tensor | None = None
 
 
 class Ranges(NamedTuple):
@@ -86,7 +88,8 @@ def pack(
         _kept(Ranges(segment.ids.row_splits[:-1], segment.ids.row_splits[1:]), keep_B, truncation)
         for segment, keep_B in zip(segments, kept_lengths, strict=True)
     ]
-    return pack_ranges(segments, ranges, vocabulary)
+    lost_B = sum(segment.lengths for segment in segments) - sum(kept_lengths)
+    return pack_ranges(segments, ranges, vocabulary)._replace(lost=lost_B)
 
 
 def token_budget(num_segments: int, max_seq_length: int) -> int:
@@ -118,7 +121,7 @@ def pack_ranges(
         None
         if column[0] is None
         else joined([ragged.flat_values for ragged in column], -1, *(-1 for _ in numbers))
-        for column in zip(*(segment[1:] for segment in segments), strict=True)
+        for column in zip(*((of.starts, of.ends) for of in segments), strict=True)
     ]
     return Packed(
         joined(ids, vocabulary["[CLS]"], *(vocabulary["[SEP]"] for _ in numbers)),

@@ -16,7 +16,7 @@ size, P pieces between masks, of all texts, X bytes within reach of a cut.
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
@@ -55,11 +55,20 @@ class Tokens(NamedTuple):
         ids: Token ids.
         starts: First character of each token, or `None` without offsets.
         ends: Character after each token, or `None` without offsets.
+        unread: Estimated number of further tokens of each text, int64 `(B,)`, if long texts are not
+            read completely; or `None`.
     """
 
     ids: tf.RaggedTensor
     starts: tf.RaggedTensor | None = None
     ends: tf.RaggedTensor | None = None
+    unread: tf.Tensor | None = None
+
+    @property
+    def lengths(self) -> tf.Tensor:
+        """Number of tokens of each complete text, int64 `(B,)`; an estimate if some are unread."""
+        lengths_B = self.ids.row_lengths()
+        return lengths_B if self.unread is None else lengths_B + self.unread
 
 
 def concat_tokens(parts: Sequence[Tokens], axis: int) -> Tokens:
@@ -68,9 +77,9 @@ def concat_tokens(parts: Sequence[Tokens], axis: int) -> Tokens:
     return Tokens(*(None if of[0] is None else tf.concat(of, axis=axis) for of in columns))
 
 
-def map_tokens(function: Callable[[tf.RaggedTensor], tf.RaggedTensor], tokens: Tokens) -> Tokens:
-    """Apply a function to the ids and, if there are any, to the offsets."""
-    return Tokens(*(None if ragged is None else function(ragged) for ragged in tokens))
+def map_tokens(function: Callable[[Any], Any], tokens: Tokens) -> Tokens:
+    """Apply a function of rows to all values of `Tokens`."""
+    return Tokens(*(None if values is None else function(values) for values in tokens))
 
 
 class Tokenizer(tf.Module):
@@ -299,7 +308,7 @@ def tokenize_ends(
 
     Returns:
         `Tokens` of each text: all of them, or at least `max_tokens` from each end that `truncation`
-        keeps. Offsets count characters of the complete text.
+        keeps, and an estimate of the others. Offsets count characters of the complete text.
     """
     num_sides = 2 if truncation == "head_tail" else 1
     length_B = tf.strings.length(texts)
@@ -318,7 +327,12 @@ def tokenize_ends(
         return tf.where(is_short_B, larger_B, size_B), tf.reduce_any(is_short_B), tokens
 
     size_B = tf.fill(tf.shape(length_B), BYTES_PER_TOKEN * max_tokens)
-    return _repeated(read, size_B)
+    size_B, tokens = _repeated(read, size_B)
+    read_B = tf.minimum(num_sides * size_B, length_B)
+    # The tokens that are not read are about as long as the others.
+    per_byte_B = tokens.ids.row_lengths() / tf.cast(tf.maximum(read_B, 1), tf.int64)
+    unread_B = tf.cast(per_byte_B * tf.cast(length_B - read_B, tf.float64), tf.int64)
+    return tokens._replace(unread=unread_B)
 
 
 def last_cuts(texts: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
@@ -367,7 +381,9 @@ def truncate_utf8(texts: tf.Tensor, max_bytes: int = MAX_BYTES) -> tf.Tensor:
 
 
 def _repeated(read, size_B):
-    """Call `read` with the sizes that it returns until it asks for no other; return the tokens.
+    """Call `read` with the sizes that it returns until it asks for no other.
+
+    Returns the last sizes and the tokens.
 
     A graph gets a loop that makes the first call as well. Another call before it would add all
     operations of the tokenizer a second time, and TensorFlow would take longer to optimize them.
@@ -376,7 +392,7 @@ def _repeated(read, size_B):
         is_short = True
         while is_short:
             size_B, is_short, tokens = read(size_B)
-        return tokens
+        return size_B, tokens
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False)
     def columns(size_B):
@@ -391,14 +407,14 @@ def _repeated(read, size_B):
         size_B, is_short, ragged = columns(size_B)
         return size_B, is_short, tf.nest.flatten(ragged, expand_composites=True)
 
-    *_, parts = tf.while_loop(
+    size_B, _, parts = tf.while_loop(
         lambda size_B, is_short, parts: is_short,
         body,
         (size_B, True, parts),
         (size_B.shape, tf.TensorShape([]), [tf.TensorShape([None])] * len(parts)),
         parallel_iterations=1,
     )
-    return Tokens(*tf.nest.pack_sequence_as(spec, parts, expand_composites=True))
+    return size_B, Tokens(*tf.nest.pack_sequence_as(spec, parts, expand_composites=True))
 
 
 def _shifted(tokens, texts, begin_B):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Iterable
 
 from bert_tf.errors import UserError
@@ -11,6 +12,7 @@ from bert_tf.storage import files
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNUSED = re.compile(r"\[unused\d+\]")  # Entries that are kept for words to come.
 MAX_BYTES = 64 << 20  # The largest released vocabulary (multilingual) has 1 MB.
+MAX_PADDING = 128  # Rows of an embedding table without an entry.
 MAX_ENTRIES = 2_000_000  # The largest released vocabulary of WordPiece has 501,153.
 
 
@@ -99,9 +101,9 @@ class Vocabulary:
     def padded(self, vocab_size: int, where: str) -> "Vocabulary":
         """Return the vocabulary with placeholders for the further rows of an embedding table.
 
-        Tables are often padded, for example to a multiple of 64 rows. The placeholders are named
-        like the unused entries of released vocabularies. Brackets are split from words, so that no
-        text contains them.
+        Tables are often padded, for example to a multiple of 64 rows; there is a warning if it is
+        more than `MAX_PADDING` rows. The placeholders are named like the unused entries of released
+        vocabularies. Brackets are split from words, so that no text contains them.
 
         Args:
             vocab_size: Number of rows.
@@ -113,6 +115,12 @@ class Vocabulary:
         if not len(self) < vocab_size <= MAX_ENTRIES:
             self.check_size(vocab_size, where)
             return self
+        if vocab_size - len(self) > MAX_PADDING:
+            warnings.warn(
+                f"{where}: {len(self):,} entries, but the model's embedding has {vocab_size:,} "
+                "rows; check that the vocabulary is that of the weights",
+                stacklevel=2,
+            )
         more = (placeholder(index) for index in range(len(self), vocab_size))
         return Vocabulary([*self.lines, *more], where)
 

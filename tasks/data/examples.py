@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from bert_tf.model.layout import to_dense_like
 from bert_tf.text.encoder_inputs import Packed, PackedShape, to_packed
+from bert_tf.text.token_counts import TokenCounts
 from bert_tf.text.vocabulary import Vocabulary
-from tasks.data.windows import Windows, concat
+from tasks.data.windows import TokenCounter, Windows, concat
 
 Tensors = Mapping[str, tf.Tensor]  # By the name of an input or output.
 Arrays = Mapping[str, np.ndarray]
@@ -91,7 +92,10 @@ class EncodedExamples:
         labels: The task's targets, S elements by output name.
         weights: Loss weights of the same structure.
         sample_splits: int `(S + 1,)`, row splits of the windows by sample.
+        token_counts: Counts of the tokens, if the examples were tokenized by `encode`.
     """
+
+    token_counts = TokenCounts()
 
     def __init__(
         self,
@@ -130,8 +134,11 @@ class EncodedExamples:
         parts = [pipeline.encode(**texts) for texts in examples.slices()]
         size = EXAMPLES_PER_BATCH
         counts = [min(size, len(examples) - first) for first in range(0, len(examples), size)]
-        windows = concat(parts, counts)
-        return cls(pipeline.task, examples, windows, pipeline.vocabulary, layout, static_shape)
+        windows, counter = concat(parts, counts), TokenCounter(pipeline.vocabulary)
+        counter.add(windows)
+        encoded = cls(pipeline.task, examples, windows, pipeline.vocabulary, layout, static_shape)
+        encoded.token_counts = counter.take()
+        return encoded
 
     def __len__(self) -> int:
         """Return the number of samples."""

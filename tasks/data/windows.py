@@ -9,6 +9,7 @@ it, (L) tokens of a packed window, all ragged; C choices of an example.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from bert_tf.text.encoder_inputs import (
     range_indices,
     token_budget,
 )
+from bert_tf.text.token_counts import TokenCounts
 from bert_tf.text.tokenizer import Tokens, map_tokens, tokenize_ends
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.data.readers.rows import MAX_CHOICES
@@ -86,6 +88,48 @@ class Windows(NamedTuple):
         return tf.tensor_scatter_nd_update(
             tf.fill([num_examples, num_choices], -1), indices, tf.range(count)
         )
+
+
+class TokenCounter:
+    """Sum of the `TokenCounts` of windows, also of those that a graph makes.
+
+    Args:
+        vocabulary: Vocabulary of the ids.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._unknown, *self._special = (vocabulary[name] for name in ("[UNK]", "[CLS]", "[SEP]"))
+        self._counts, self._lock = TokenCounts(), threading.Lock()
+
+    def add(self, windows: Windows) -> None:
+        """Count the tokens of windows; in a graph, whenever it runs."""
+        ids, zeros_W = windows.packed.input_ids, tf.zeros_like(windows.example_W)
+        lost_W, begin_W = (
+            zeros_W if values is None else values
+            for values in (windows.packed.lost, windows.begin_W)
+        )
+        tf.numpy_function(self._add, [ids.flat_values, ids.row_splits, lost_W, begin_W], [])
+
+    def take(self) -> TokenCounts:
+        """Return the counts since the last call."""
+        with self._lock:
+            counts, self._counts = self._counts, TokenCounts()
+        return counts
+
+    def _add(self, ids_T, splits_W, lost_W, begin_W):
+        is_text_T = (ids_T != self._special[0]) & (ids_T != self._special[1])
+        num_text_W = np.diff(np.concatenate([[0], np.cumsum(is_text_T)])[splits_W])
+        is_first_W = begin_W == 0  # A long text has several windows.
+        counts = TokenCounts(
+            texts=int(np.sum(is_first_W)),
+            empty=int(np.sum(is_first_W & (num_text_W == 0))),
+            truncated=int(np.sum(lost_W > 0)),
+            tokens=int(np.sum(is_text_T)),
+            unknown=int(np.sum(ids_T == self._unknown)),
+            lost=int(np.sum(lost_W)),
+        )
+        with self._lock:
+            self._counts += counts
 
 
 def pack_texts(
@@ -230,6 +274,12 @@ def pack_windows(
     begin_in_all_W = tf.gather(long.ids.row_starts(), example_W) + begin_W
     indices = tf.ragged.range(begin_in_all_W, begin_in_all_W + length_W)
 
+    # Tokens beyond the last window, and those of the question that no window has.
+    end_B = (numbers.row_lengths() - 1) * step_B + budget_B
+    lost_B = long.lengths - tf.minimum(length_B, end_B)
+    if first is not None:
+        lost_B += first.lengths - first_length_B
+
     segments, ranges = [long], [[Ranges(begin_in_all_W, begin_in_all_W + length_W)]]
     of_windows = [[Ranges(indices.row_splits[:-1], indices.row_splits[1:])]]
     # Only tokens of the long text are candidates, neither the question nor special tokens.
@@ -244,8 +294,9 @@ def pack_windows(
         of_windows.insert(0, ranges[0])
         is_max_context.insert(0, tf.zeros_like(first.ids.flat_values, tf.bool))
         offset_W += first_length_W + 1
+    lost_W = tf.where(begin_W == 0, tf.gather(lost_B, example_W), 0)
     return Windows(
-        pack_ranges(segments, ranges, vocabulary),
+        pack_ranges(segments, ranges, vocabulary)._replace(lost=lost_W),
         tf.cast(example_W, tf.int32),
         tf.cast(begin_W, tf.int32),
         tf.cast(offset_W, tf.int32),

@@ -22,12 +22,13 @@ from bert_tf.errors import UserError, tensorflow_reason
 from bert_tf.runs.checkpoints import load_saved_model
 from bert_tf.system.processes import FirstCalls
 from bert_tf.text.encoder_inputs import Packed, to_padded
+from bert_tf.text.token_counts import TokenCounts
 from bert_tf.text.tokenizer import Tokenizer, truncate_utf8
 from bert_tf.train.compilation import compile_with_weights
 from tasks.base.task import OutputSpec, SignatureSpec, Task, task_from_dict
 from tasks.data.examples import Examples, Tensors
 from tasks.data.readers.memory import jsonable
-from tasks.data.windows import Windows, pack_texts
+from tasks.data.windows import TokenCounter, Windows, pack_texts
 from tasks.graph.chunking import run_in_chunks, run_in_packed_batches, run_texts_in_chunks
 from tasks.graph.heads import mean_of_tokens, on_grid
 from tasks.graph.published import published_device, published_task
@@ -69,7 +70,11 @@ class Pipeline(tf.Module):
         token_functions: By signature, the function from the encoder's inputs of W windows, in
             either layout, to outputs `(W, ...)` by name. Those of a converted model may replace
             them; then `model` is not used.
+        token_counter: Counts the tokens of predictions, if it is set before they are traced. A
+            graph that counts cannot be saved.
     """
+
+    token_counter: TokenCounter | None = None
 
     def __init__(
         self,
@@ -200,6 +205,11 @@ class Pipeline(tf.Module):
         tokenize = tokenizer.tokenize_with_offsets if with_offsets else tokenizer.tokenize
         return self.task.encode(texts, tokenize, self.vocabulary)
 
+    def _counted(self, windows):
+        if self.token_counter:
+            self.token_counter.add(windows)
+        return windows
+
     def _make_token_functions(self):
         return {"serving_default": lambda inputs: self.model(inputs), "embed": self._vectors}
 
@@ -213,7 +223,7 @@ class Pipeline(tf.Module):
     def _computed(self, texts):
         """Return texts as they are read, their windows, and the model's outputs."""
         texts = _limited(texts)
-        windows = self._windows(**texts)
+        windows = self._counted(self._windows(**texts))
         return texts, windows, self._outputs(windows, texts)
 
     def _outputs(self, windows, texts):
@@ -329,6 +339,10 @@ class Serving:
         rows = zip(*(values.tolist() for values in outputs.values()), strict=True)
         return [self.task.strip_padding(dict(zip(outputs, row, strict=True))) for row in rows]
 
+    def take_token_counts(self) -> TokenCounts:
+        """Return the counts of the calls since the last time; zeros of a published version."""
+        return TokenCounts()
+
     def output_types(self) -> dict[str, tuple[str, int]]:
         """Return the name of the dtype and the number of list levels per predicted output."""
         function = self.signatures["serving_default"].get_concrete_function()
@@ -344,6 +358,11 @@ class ServingFunctions(Serving):
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline.task, pipeline.signatures, pipeline.token_fillers)
         self.pipeline = pipeline
+        self.token_counter = pipeline.token_counter = TokenCounter(pipeline.vocabulary)
+
+    def take_token_counts(self) -> TokenCounts:
+        """Return the counts of the calls since the last time."""
+        return self.token_counter.take()
 
     def attention(self, columns: Mapping[str, list]) -> list[tuple[list[str], np.ndarray]]:
         """Return tokens and attention probabilities per sequence; see `TaskModel.attention`."""

@@ -55,6 +55,7 @@ from tasks.base.task import Task, task_from_dict
 from tasks.base.task_types import default_settings
 from tasks.data.examples import EncodedExamples, Examples, stacked
 from tasks.data.readers.memory import as_list, columns_of, without_axis
+from tasks.data.windows import TokenCounter
 from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.heads import EncoderModel
 from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline, ServingFunctions
@@ -726,7 +727,7 @@ class TaskModel(EncoderModel):
         validation_freq = to_python(validation_freq)
         if isinstance(validation_freq, str) or not isinstance(validation_freq, Container):
             validation_freq = positive("validation_freq", validation_freq)
-        dev = first_step = encoded = None
+        dev = first_step = encoded = counter = None
         if validation_data is not None:
             validation_data = first_batches(validation_data, validation_steps, "validation_steps")
             try:
@@ -736,6 +737,7 @@ class TaskModel(EncoderModel):
             self._check_dev(dev, "validation_data")
         if is_stream:
             num_steps, data = streaming.num_steps(x, steps_per_epoch), x
+            counter = TokenCounter(self.vocabulary)
             # Keras knows the length of neither a distributed nor a prefetched dataset, and with
             # steps_per_epoch it would stop at the end of a finite one.
             is_prefetched = is_compiled and is_accelerated(strategy)
@@ -749,6 +751,7 @@ class TaskModel(EncoderModel):
                     layout=compilation.layout(is_compiled, strategy),
                     static_shape=is_compiled,
                     select=local.select,
+                    counter=counter,
                 )
 
         else:
@@ -759,6 +762,7 @@ class TaskModel(EncoderModel):
                 self._check_dev(dev, "validation_split")
             selected = self._training_examples(train)
             encoded = self._encode_for_fit(selected, size_of_dev)
+            _check_tokens(encoded.token_counts, "x")
             lines = self.task.label_warnings(encoded)
             num_unused = len(train) - len(selected)
             if num_unused and self.task.fault_of_unused:
@@ -791,7 +795,10 @@ class TaskModel(EncoderModel):
                 return stacked(batches, parts, is_compiled)
 
         batches = distribute(batches_of, strategy, is_compiled)
-        encoded_dev = None if dev is None else self._encode_for_fit(dev, size_of_dev)
+        encoded_dev = None
+        if dev is not None:
+            encoded_dev = self._encode_for_fit(dev, size_of_dev)
+            _check_tokens(encoded_dev.token_counts, "validation rows")
         if encoded is not None and self.has_new_head:
             self.task.init_head(self.network, encoded)
 
@@ -806,7 +813,7 @@ class TaskModel(EncoderModel):
             return metrics
 
         keras_names.set_directions(self.task, callbacks)
-        start = _Epochs(num_steps, epochs, first_step, validate, validation_freq)
+        start = _Epochs(num_steps, epochs, first_step, validate, validation_freq, counter)
         with self._changing_weights(), streaming.raising_row_errors():
             history = super().fit(
                 batches,
@@ -1575,6 +1582,12 @@ def _diverged(model):
     )
 
 
+def _check_tokens(counts, name):
+    """Warn of what the vocabulary or the maximum length lose; raise UserError if it is all."""
+    for line in counts.warnings(name):
+        warnings.warn(line, stacklevel=4)
+
+
 class _Epochs(keras.callbacks.Callback):
     """Set the first batch and the schedule of a `fit`, and add the metrics of the validation rows.
 
@@ -1588,6 +1601,7 @@ class _Epochs(keras.callbacks.Callback):
         first_step: Set to the first step of the dataset.
         validate: Returns the metrics of the validation rows by name.
         validation_freq: Epochs per validation, or a list of epochs.
+        counter: Has counted the tokens of a dataset of strings when the first epoch ends.
     """
 
     def __init__(
@@ -1597,8 +1611,10 @@ class _Epochs(keras.callbacks.Callback):
         first_step: tf.Variable | None = None,
         validate: Callable[[], dict[str, float]] = dict,
         validation_freq: int | Sequence[int] = 1,
+        counter: TokenCounter | None = None,
     ) -> None:
         super().__init__()
+        self.counter = counter
         self.steps_per_epoch, self.epochs, self.first_step = steps_per_epoch, epochs, first_step
         self.validate, self.validation_freq = validate, validation_freq
         self.is_started = self.is_recorded = False
@@ -1636,7 +1652,10 @@ class _Epochs(keras.callbacks.Callback):
             self.model._record_training()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Add the metrics of the validation rows to the logs."""
+        """Check the tokens of the first epoch; add the metrics of the validation rows."""
+        if self.counter:
+            _check_tokens(self.counter.take(), "x")
+            self.counter = None
         frequency = self.validation_freq
         is_due = (
             (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency

@@ -41,6 +41,7 @@ from bert_tf.system.command import flag, import_tensorflow
 from bert_tf.system.environment import has_visible_gpu
 from bert_tf.system.progress import Progress
 from bert_tf.system.versions import versions
+from bert_tf.text.token_counts import TokenCounts
 from bert_tf.weights import google, huggingface, sources
 from bert_tf.weights.sentence_transformers import KIND
 from tasks.base.task_types import TaskType, add_task_type, default_settings, read_rows_of
@@ -64,6 +65,7 @@ _Row = TypeVar("_Row")
 # Returns the output of each row of a batch by name, as JSON types; a vector may be an array. A row
 # that the model can say nothing about has a `BadRow`.
 Outputs = Callable[[list], Iterable[dict[str, Any] | BadRow]]
+TakeCounts = Callable[[], TokenCounts]
 FILE_FORMATS = ("jsonl", "parquet")
 _FIELDS = ("complete", "rows", "bad_rows", "plan", "shards")
 
@@ -238,7 +240,15 @@ def _outputs_of_file(model, path, batch_size, log):
     rows = functools.partial(model.task.iter_examples, path, labelled=False)
     check_any_good(rows())  # Again, since a remote run was not read before.
     outputs = functools.partial(predict_batch, model.serving)
-    return outputs_with_progress(rows, outputs, batch_size, log)
+    found = outputs_with_progress(rows, outputs, batch_size, log)
+    return _with_warnings(found, model.serving, path, True, log)
+
+
+def _with_warnings(outputs, serving, path, allows_unknown, log):
+    """Yield all outputs of a file, then warn of what its tokens lack, before it is written."""
+    yield from outputs
+    for line in serving.take_token_counts().warnings(path, allows_unknown):
+        log(f"warning: {line}")
 
 
 def outputs_with_progress(
@@ -470,6 +480,7 @@ class OutputJob(abc.ABC):
     file_format: str
 
     name: ClassVar[str]  # First part of the names of the files.
+    allows_unknown: ClassVar[bool] = False  # See `TokenCounts.warnings`.
 
     @property
     @abc.abstractmethod
@@ -481,19 +492,20 @@ class OutputJob(abc.ABC):
         """Return the rows of a file, some of them `BadRow`s, without importing TensorFlow."""
 
     @abc.abstractmethod
-    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
+    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]], TakeCounts]:
         """Load the model.
 
         Returns:
-            What it computes; and the name of the TensorFlow dtype, and the number of list levels,
-            by name of the output.
+            What it computes; the name of the TensorFlow dtype, and the number of list levels, by
+            name of the output; and a function that returns the counts of its tokens since the last
+            call.
         """
 
     def open(self) -> WriteShard:
         """Load the model and return the function that writes a shard."""
         return functools.partial(self._write, *self.load())
 
-    def _write(self, outputs, types, number, path, spans):
+    def _write(self, outputs, types, take_counts, number, path, spans):
         count = bad = 0
 
         def pairs() -> Iterator[tuple[Any, dict[str, Any] | BadRow]]:
@@ -523,6 +535,7 @@ class OutputJob(abc.ABC):
             "bad_rows": bad,
             "bytes": files.stamp(path)[0],
             "sha256": files.sha256(path),
+            **take_counts().to_entry(),
         }
 
 
@@ -536,6 +549,7 @@ class PredictionJob(OutputJob):
     task_type: TaskType | None = None  # Added in workers that do not know it.
 
     name = "predictions"
+    allows_unknown = True
 
     @property
     def model_files(self) -> list[str]:
@@ -548,7 +562,7 @@ class PredictionJob(OutputJob):
         """Return the rows of a file in a format of the task."""
         return read_rows_of(self.task, path, labelled=False)
 
-    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
+    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]], TakeCounts]:
         """Load the model; see `OutputJob`."""
         if self.task_type:
             add_task_type(self.task["kind"], self.task_type)
@@ -563,7 +577,8 @@ class PredictionJob(OutputJob):
         else:
             use_precision("float32")
             serving = load_model(self.model, checkpoint=self.checkpoint).serving
-        return functools.partial(predict_batch, serving), serving.output_types()
+        outputs = functools.partial(predict_batch, serving)
+        return outputs, serving.output_types(), serving.take_token_counts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -604,13 +619,14 @@ class VectorJob(EmbedderSettings, OutputJob):
             pretrained = sources.read_pretrained(self.model, self.do_lower_case)
         return self.create_embedder(pretrained, len(self.columns))
 
-    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]]]:
+    def load(self) -> tuple[Outputs, Mapping[str, tuple[str, int]], TakeCounts]:
         """Load the encoder; see `OutputJob`."""
         import_tensorflow()
-        types = {"tokens": ("string", 1), "vectors": ("float32", 2)}
+        embedder, types = self.embedder(), {"tokens": ("string", 1), "vectors": ("float32", 2)}
         return (
-            functools.partial(self._outputs, self.embedder()),
+            functools.partial(self._outputs, embedder),
             types if self.per_token else {"vector": ("float32", 1)},
+            embedder.serving.take_token_counts,
         )
 
     def _outputs(self, embedder, rows):
@@ -646,11 +662,12 @@ class VectorJob(EmbedderSettings, OutputJob):
 
         Raises:
             UserError: A row is bad and the output is .npy, raised before any computation; or a
-                vector for a .npy file is not finite.
+                vector for a .npy file is not finite; or the vocabulary knows no token.
         """
         rows = functools.partial(self.rows, input_path)
         outputs = functools.partial(self._outputs, embedder)
         found = outputs_with_progress(rows, outputs, self.batch_size, log)
+        found = _with_warnings(found, embedder.serving, input_path, self.allows_unknown, log)
         if not str(output_path).endswith(".npy"):
             return write_lines(output_path, found)
         count = sum(1 for _ in raise_bad_rows(rows()))  # The header of .npy contains it.
@@ -765,4 +782,6 @@ def write_output_shards(
         manifest.write_missing(
             job.open, lambda number: spans(counts, number, num_shards), stamps, settings, log
         )
+    for line in manifest.token_counts.warnings(pattern, job.allows_unknown):
+        log(f"warning: {line}")
     return sum(of["rows"] for of in manifest.shards), sum(of["bad_rows"] for of in manifest.shards)

@@ -112,6 +112,8 @@ def vectors_in_blocks(
                 raise UserError(f"{what}: {strict_json.NOT_FINITE}")
             yield vectors_nD
             progress.update(progress.done + len(batch))
+    for line in embedder.serving.take_token_counts().warnings(what, allows_unknown=True):
+        log(f"warning: {line}")
 
 
 def check_ranker(path: str) -> None:

@@ -268,22 +268,27 @@ class TrainingRun:
         The pipeline is the one that is exported for serving, so that both see the same ids.
         """
         train, *devs = self.examples
-        return self._encode(pipeline, [self.task.select_training_examples(train), *devs])
+        parts = [self.task.select_training_examples(train), *devs]
+        return self._encode(pipeline, parts, self.names)
 
     def encode_unlabelled(self, pipeline: Pipeline) -> list[EncodedExamples]:
         """Return the encoded unlabelled examples."""
-        return self._encode(pipeline, map(self.task.as_training_rows, self._unlabelled))
+        parts = list(map(self.task.as_training_rows, self._unlabelled))
+        return self._encode(pipeline, parts, ["unlabelled"] * len(parts))
 
     @property
     def _unlabelled(self):
         return self.distillation.unlabelled if self.distillation else ()
 
-    def _encode(self, pipeline, parts):
-        layout = compilation.layout(self.is_compiled, self.strategy)
-        return [
-            EncodedExamples.encode(examples, pipeline, layout, self.is_compiled)
-            for examples in parts
-        ]
+    def _encode(self, pipeline, parts, names):
+        """Return encoded examples; raises UserError if the vocabulary knows no token of a part."""
+        layout, found = compilation.layout(self.is_compiled, self.strategy), []
+        for examples, name in zip(parts, names, strict=True):
+            encoded = EncodedExamples.encode(examples, pipeline, layout, self.is_compiled)
+            for line in encoded.token_counts.warnings(name):
+                self.log(f"warning: {line}")
+            found.append(encoded)
+        return found
 
     def _create_run(self, pipeline, record):
         """Create the run directory."""

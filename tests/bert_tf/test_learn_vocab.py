@@ -167,7 +167,8 @@ def test_words_that_no_vocabulary_can_hold_are_skipped():
 
 def test_no_entry_is_longer_than_the_limit_of_the_tokenizer(write, tmp_path, monkeypatch):
     letters = "".join(map(chr, range(0x12000, 0x12000 + 100)))  # Each character takes 4 bytes.
-    path = write("\n".join(letters[:end] for end in range(1, 101)))
+    # The held-out line is the last one.
+    path = write("\n".join(letters[:end] for end in range(100, 0, -1)))
     with pytest.raises(UserError) as caught:
         learn(path, size=5000, do_lower_case=False)
     entries, _ = learn(path, size=most_entries(caught.value), do_lower_case=False)
@@ -230,14 +231,24 @@ def test_pieces_per_word_and_unknown_tokens_are_measured_on_held_out_text(write)
     # ab, ab ##b, [UNK], b: five tokens of four words.
     entries, said = learn(write(text + "ab abb zz b\n"), size=9)
     assert entries == [*SPECIALS, "a", "b", "##b", "ab"]
-    assert said[-2:] == [
+    assert said[-3:-1] == [
         "merging: 2 distinct words",
         "9 entries, uncased; 2 distinct words; 1.250 pieces per word and 20.000% [UNK] on 4 "
         "held-out words",
     ]
+    assert said[-1].startswith("warning: --input: held-out lines: 20.0% of 5 tokens are [UNK]: ")
     _, said = learn(write("Äb ab\n" * 100), size=10, do_lower_case=False, strip_accents=True)
     assert said[-1].endswith("1.500 pieces per word and 0.000% [UNK] on 2 held-out words")
     assert "[UNK] not measured: under 100 lines" in learn(write(text), size=9)[1][-1]
+
+
+def test_entries_that_no_held_out_line_has_are_not_written(write, tmp_path):
+    path = write("a b\n" + "ab" * 150 + "\n" + ("ba" * 150 + "\n") * 98)
+    output = tmp_path / "vocab.txt"
+    settings = learn_vocab.LearnVocabSettings(input=(str(path),), output=str(output), vocab_size=7)
+    with pytest.raises(UserError, match=r"held-out lines: all 1 tokens are \[UNK\]"):
+        learn_vocab.main(settings)
+    assert not output.exists()
 
 
 @pytest.mark.slow

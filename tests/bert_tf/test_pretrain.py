@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 import signal
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -192,6 +193,46 @@ def dry_settings(directories, tmp_path, **changes):
         "device": "a100",
     }
     return PretrainCommandSettings(**{**values, **changes})
+
+
+def with_counts(directories, directory, **changes):
+    """Return directories whose shards record other counts of tokens, or none."""
+    shutil.copytree(directories["shards"], directory)
+    values = json.loads((directory / "manifest.json").read_text())
+    for entry in values["shards"]:
+        counts = entry.pop("token_counts")
+        if changes:
+            entry["token_counts"] = {**counts, **changes}
+    (directory / "manifest.json").write_text(json.dumps(values))
+    return {**directories, "shards": directory}
+
+
+def test_shards_of_unknown_tokens_are_refused_before_training(directories, tmp_path):
+    directories = with_counts(directories, tmp_path / "shards", tokens=100, unknown=100)
+    dry = dry_settings(directories, tmp_path, config=str(directories["config"]))
+    for train, settings in (
+        (recipe.pretrain, settings_of(directories, tmp_path / "run")),
+        (recipe.dry_run, dry),
+    ):
+        with pytest.raises(UserError, match=r"shards: all 300 tokens are \[UNK\]"):
+            train(settings)
+    assert not Run.exists(tmp_path / "run")
+
+
+@pytest.mark.parametrize("unknown", [10, 4, None])
+def test_unknown_tokens_of_shards_are_reported_if_recorded(
+    directories, tmp_path, monkeypatch, unknown
+):
+    changes = {"tokens": 100, "unknown": unknown} if unknown else {}
+    directories = with_counts(directories, tmp_path / "shards", **changes)
+    monkeypatch.setattr(recipe, "PretrainingModel", mock.Mock(side_effect=InterruptedError))
+    lines = []
+    with pytest.raises(InterruptedError):
+        recipe.pretrain(settings_of(directories, tmp_path / "run"), lines.append)
+    found = [line for line in lines if "[UNK]" in line]
+    assert len(found) == (unknown == 10)
+    start = f"warning: {directories['shards']}: 10.0% of 300 tokens are [UNK]"
+    assert not found or found[0].startswith(start)
 
 
 @pytest.mark.parametrize("is_given", [True, False])

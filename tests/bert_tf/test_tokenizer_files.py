@@ -1,11 +1,14 @@
 """Tokenizers of Hugging Face directories: settings that change ids are honoured or rejected."""
 
+import dataclasses
 import json
+import warnings
 
 import pytest
 import tokenizers
 
 from bert_tf import Tokenizer, UserError, Vocabulary, read_pretrained
+from tests import small
 from tests.conftest import WORDS
 from tests.huggingface_files import tokenizer_json, write_json
 
@@ -299,6 +302,36 @@ def test_rows_beyond_the_vocabulary_get_placeholders(huggingface_dir, has_json):
     pretrained = read_pretrained(huggingface_dir)
     assert pretrained.vocabulary.lines == (*WORDS[:-3], "[unused26]", "[unused27]", "[unused28]")
     assert pretrained.config.vocab_size == 29
+
+
+@pytest.mark.parametrize("has_json", [False, True])
+@pytest.mark.parametrize(("num_rows", "warns"), [(128, False), (129, True)])
+def test_a_table_of_many_more_rows_than_entries_is_reported(
+    tmp_path, config, has_json, num_rows, warns
+):
+    """For example a cased vocab.txt of 28,996 lines next to an uncased model of 30,522 rows."""
+    vocabulary = Vocabulary(WORDS)
+    config = dataclasses.replace(config, vocab_size=len(WORDS) + num_rows)
+    directory = small.write_huggingface(tmp_path / "model", config, vocabulary)
+    if has_json:
+        write_json(directory / "tokenizer.json", tokenizer_json(vocabulary))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read_pretrained(directory)
+    messages = [str(one.message) for one in caught if "entries" in str(one.message)]
+    assert (
+        any(
+            f"{directory / 'vocab.txt'}: 29 entries, but the model's embedding has 158 rows"
+            in message
+            for message in messages
+        )
+        is warns
+    )
+    # The other way round it is an error.
+    config = dataclasses.replace(config, vocab_size=len(WORDS) - 1)
+    directory = small.write_huggingface(tmp_path / "less", config, vocabulary)
+    with pytest.raises(UserError, match="29 entries, but the configuration's vocab_size is 28"):
+        read_pretrained(directory)
 
 
 def test_ids_without_an_entry_and_entries_that_match_no_text_get_placeholders(modern_dir):

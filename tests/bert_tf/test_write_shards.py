@@ -130,6 +130,33 @@ def test_documents_of_one_sentence_are_reported_with_the_shards(tmp_path, monkey
     assert said[-1].startswith("warning: ") and "most documents have one sentence" in said[-1]
 
 
+@pytest.mark.parametrize("has_known", [True, False])
+def test_unknown_tokens_are_counted_and_no_known_one_is_an_error(
+    corpus, tmp_path, monkeypatch, has_known
+):
+    monkeypatch.setattr(jobs, "run", run_here)
+    unknown = "\u1780" * 40
+    line = f"{unknown} a b c" if has_known else unknown
+    (tmp_path / "text.txt").write_text(f"{line}\n{line}\n\n" * 60)
+    settings = settings_of(
+        {**corpus, "input": str(tmp_path / "text.txt")}, tmp_path / "shards", num_shards=2
+    )
+    said = []
+    if has_known:
+        writing.write_shards(settings, said.append)
+        found = [line for line in said if "[UNK]" in line]
+        assert len(found) == 1
+        assert "shards: 25.0% of 480 tokens are [UNK]" in found[0]
+    for _ in range(0 if has_known else 2):  # Also if all shards are complete.
+        with pytest.raises(UserError, match=r"shards: all 120 tokens are \[UNK\]"):
+            writing.write_shards(settings, said.append)
+    counts = Manifest.load(tmp_path / "shards").shards[0]["token_counts"]
+    assert (counts["texts"], counts["tokens"], counts["unknown"]) == (
+        *(30, 240 if has_known else 60),
+        60,
+    )
+
+
 @pytest.fixture
 def warnings_before(monkeypatch):
     """Return a function that writes shards and returns the warnings before the first of them."""

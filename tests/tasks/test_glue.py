@@ -126,6 +126,7 @@ def answering(task, outputs):
         task=task,
         signatures={"serving_default": lambda *texts: task.predictions({}, None, outputs)},
         token_fillers={},
+        vocabulary={"[UNK]": 1, "[CLS]": 2, "[SEP]": 3},
     )
     source = types.SimpleNamespace(run=types.SimpleNamespace(path="run"))
     return types.SimpleNamespace(task=task, serving=ServingFunctions(pipeline), source=source)

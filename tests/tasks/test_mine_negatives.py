@@ -8,6 +8,7 @@ import pytest
 
 from bert_tf import UserError
 from bert_tf.system import command
+from bert_tf.text.token_counts import TokenCounts
 from tasks import mine_negatives
 from tasks.prediction import retrieval
 from tests import small
@@ -36,6 +37,8 @@ class Embedder:
     """Known vectors, of texts that are lower-cased; a blank text is nearest to all."""
 
     task = types.SimpleNamespace(prompts={"query": "", "document": ""})
+
+    serving = types.SimpleNamespace(take_token_counts=TokenCounts)
 
     def __init__(self):
         self.seen = []

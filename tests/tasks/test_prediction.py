@@ -30,7 +30,10 @@ def stub(prediction, **changes):
     """
     task = ClassificationTask(labels=("a", "b"), max_seq_length=12, **changes)
     signatures = {"serving_default": prediction}
-    pipeline = types.SimpleNamespace(task=task, signatures=signatures, token_fillers={})
+    vocabulary = {"[UNK]": 1, "[CLS]": 2, "[SEP]": 3}
+    pipeline = types.SimpleNamespace(
+        task=task, signatures=signatures, token_fillers={}, vocabulary=vocabulary
+    )
     return types.SimpleNamespace(task=task, serving=ServingFunctions(pipeline))
 
 

@@ -10,6 +10,7 @@ import pytest
 from bert_tf import UserError
 from bert_tf.runs.run import Run
 from bert_tf.system import command
+from bert_tf.text.token_counts import TokenCounts
 from tasks import TextEmbedder, evaluate
 from tasks.data.readers.retrieval import RetrievalDataset
 from tasks.prediction import retrieval
@@ -40,6 +41,8 @@ def run(*flags):
 
 class Embedder:
     """Known vectors by text, after a prompt."""
+
+    serving = types.SimpleNamespace(take_token_counts=TokenCounts)
 
     def __init__(self, vectors, prompts=(), similarity="cosine"):
         self.vectors, self.seen = vectors, []

@@ -178,7 +178,7 @@ def test_long_texts_other_batches_and_none_share_one_graph(vocabulary):
     for lengths in ([20_000], [0, 3, 840], []):
         texts = [rng.integers(5, 30, length).tolist() for length in lengths]
         questions = [[7] * 100 for _ in texts]
-        windows = function(*with_offsets(*questions), *with_offsets(*texts))
+        windows = function(*with_offsets(*questions)[:3], *with_offsets(*texts)[:3])
         check(windows, questions, texts, 384, 128, 63)
     assert function.experimental_get_tracing_count() == 1
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from bert_tf.text.token_counts import TokenCounts
 from tasks.data.readers.rows import read_rows
 from tasks.prediction.outputs import OutputJob
 
@@ -24,7 +25,7 @@ class LengthJob(OutputJob):
         return read_rows(path, columns=("text",))
 
     def load(self):
-        return _outputs, {"length": ("int32", 0), "words": ("string", 1)}
+        return _outputs, {"length": ("int32", 0), "words": ("string", 1)}, TokenCounts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class VectorJob(LengthJob):
     name = "vectors"
 
     def load(self):
-        return _vectors, {"vector": ("float32", 1)}
+        return _vectors, {"vector": ("float32", 1)}, TokenCounts
 
 
 def _vectors(rows):

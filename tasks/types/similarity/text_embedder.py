@@ -781,7 +781,7 @@ class EmbeddingPipeline(Pipeline):
         windows = self.task.encode_prompted(
             texts, truncate_utf8(prompt), self.tokenizer.tokenize, self.vocabulary
         )
-        return self._outputs(windows, texts)
+        return self._outputs(self._counted(windows), texts)
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -907,7 +907,9 @@ class TextEmbedder(TaskModel):
         most = max(TOKENS_PER_CHUNK // self.task.max_seq_length, 1)
         batch_size = min(positive("batch_size", batch_size), most)
         for texts in Examples(self._columns(x), []).slices(batch_size):
-            packed = self.serving.pipeline.encode(**texts).packed
+            windows = self.serving.pipeline.encode(**texts)
+            self.serving.token_counter.add(windows)
+            packed = windows.packed
             vectors_BLD = self._token_vectors(to_padded(packed, self.vocabulary)).numpy()
             for ids, vectors_LD in zip(packed.input_ids.to_list(), vectors_BLD, strict=True):
                 rows.append(([entries[number] for number in ids], vectors_LD[: len(ids)].copy()))
