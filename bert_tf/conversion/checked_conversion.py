@@ -73,6 +73,7 @@ def convert(
     # An existing directory is refused by the flags, and by the renaming.
     with ownership.sole_output(target, overwrite=True):
         staging = pathlib.Path(files.temporary_name(target.resolve()))
+        files.remove_tree(staging)  # Left by a killed process.
         staging.mkdir()
         try:
             report = _write(model, staging, target, format, verify_python)

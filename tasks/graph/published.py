@@ -31,7 +31,7 @@ def version_directories(path: str | os.PathLike[str]) -> dict[int, str]:
     return {
         number: found[number]
         for number in sorted(found)
-        if number <= MAX_VERSION and os.path.isdir(found[number])
+        if number <= MAX_VERSION and files.isdir(found[number])
     }
 
 
