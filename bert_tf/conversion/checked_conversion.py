@@ -72,7 +72,7 @@ def convert(
     target.parent.mkdir(parents=True, exist_ok=True)
     # An existing directory is refused by the flags, and by the renaming.
     with ownership.sole_output(target, overwrite=True):
-        staging = pathlib.Path(files.temporary_name(target.resolve()))
+        staging = pathlib.Path(files.temporary_name(target.absolute()))
         files.remove_tree(staging)  # Left by a killed process.
         staging.mkdir()
         try:

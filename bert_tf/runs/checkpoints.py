@@ -383,11 +383,12 @@ class CheckpointManager:
 
     def _sweep(self):
         """Delete superseded checkpoints, unless they have files of others."""
+        temporary = self._temporary()
+        files.remove_tree(temporary)  # Left by a killed process.
         for step in {*self.steps()[:-KEPT]} - {self.best_step()}:
-            directory, temporary = self.path(step), self._temporary()
+            directory = self.path(step)
             if all(map(_is_own, files.listdir(directory))):
                 # Renamed at once: if interrupted, it does not look complete.
-                files.remove_tree(temporary)
                 files.rename_directory(directory, temporary)
                 files.remove_tree(temporary)
 

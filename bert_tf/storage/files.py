@@ -25,7 +25,7 @@ from bert_tf.errors import UserError, tensorflow_reason
 
 Stream = BinaryIO | io.RawIOBase  # Binary streams. Only remote ones are unbuffered.
 TEMPORARY = ".writing-"  # Start of temporary names.
-# Real paths of the directories and output files that this process has locked; see ownership.py.
+# Absolute paths of the directories and output files that this process has locked; see ownership.py.
 locked: set[str] = set()
 
 
@@ -97,8 +97,8 @@ def temporary_name(path: str | os.PathLike) -> str:
     replaces what a killed process left. Without a lock, it contains host and PID.
     """
     directory, name = os.path.split(path)
-    real = os.path.realpath(path)
-    is_locked = any(real == of or real.startswith(os.path.join(of, "")) for of in locked)
+    absolute = os.path.abspath(path)
+    is_locked = any(absolute == of or absolute.startswith(os.path.join(of, "")) for of in locked)
     owner = "" if is_locked else f"{socket.gethostname()}-{os.getpid()}-"
     return os.path.join(directory, f"{TEMPORARY}{owner}{name}")
 

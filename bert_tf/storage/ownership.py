@@ -72,15 +72,15 @@ def _locked(path, target):
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise OSError(error.errno, error.strerror, str(path)) from None
-    real = os.path.realpath(target)
+    absolute = os.path.abspath(target)
     try:
         if lock.is_locked:
-            files.locked.add(real)
+            files.locked.add(absolute)
             with contextlib.suppress(OSError), open(path, "w") as stream:  # A disk may be full.
                 stream.write(f"{os.getpid()} on {socket.gethostname()}")
         yield
     finally:
-        files.locked.discard(real)
+        files.locked.discard(absolute)
         with contextlib.suppress(OSError):
             os.remove(path)  # While it is held: later, it may be held by another process.
         lock.release()

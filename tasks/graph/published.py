@@ -37,7 +37,7 @@ def version_directories(path: str | os.PathLike[str]) -> dict[int, str]:
 
 def check_versions(path: str) -> None:
     """Raise UserError unless --output_dir is, or may become, a directory of versions."""
-    if os.path.lexists(path) and not os.path.isdir(path):
+    if not files.isdir(path) and os.path.lexists(path):
         raise UserError(f"--output_dir={path}: expected a directory, received a file")
     if is_saved_model(path):
         raise UserError(
