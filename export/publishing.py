@@ -10,7 +10,6 @@ import errno
 import functools
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 
@@ -232,10 +231,5 @@ def _staging_directory(output_dir: pathlib.Path) -> Iterator[pathlib.Path]:
     with ownership.sole_writer(output_dir) as made:
         for directory in made:
             os.chmod(directory, 0o755)  # The server may run as another user.
-        path = pathlib.Path(files.temporary_name(output_dir / "version"))
-        files.remove_tree(path)  # Left by a killed process.
-        path.mkdir()
-        try:
+        with files.staging_directory(output_dir / "version") as path:
             yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)

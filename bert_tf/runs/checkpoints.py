@@ -198,6 +198,7 @@ class CheckpointManager:
 
     def __init__(self, directory: str | os.PathLike, is_writer: bool = True) -> None:
         self.directory, self.is_writer = str(directory), is_writer
+        self._any_checkpoint = os.path.join(self.directory, "checkpoint")  # For one temporary name.
 
     def path(self, step: int) -> str:
         """Return the directory of the checkpoint of `step`."""
@@ -289,23 +290,16 @@ class CheckpointManager:
         import tensorflow as tf
 
         directory = self.path(step)
-        is_renamed = not files.is_remote(directory)
-        writing = self._temporary() if is_renamed else directory
         try:
-            if is_renamed:
-                files.remove_tree(writing)  # Left by a killed process.
-            files.makedirs(writing)
-            write_bundle(os.path.join(writing, "variables"), variables)
-            files.sync_directory(writing)
-            self._write_state(writing, {"step": step})
-            if is_renamed:
-                if files.exists(directory):  # Such as an incomplete copy.
-                    self._set_aside(step)
-                files.rename_directory(writing, directory)
+            if files.is_remote(directory):
+                self._write(directory, step, variables)
+            else:
+                with files.staging_directory(self._any_checkpoint) as staging:
+                    self._write(staging, step, variables)
+                    if files.exists(directory):  # Such as an incomplete copy.
+                        self._set_aside(step)
+                    files.rename_directory(staging, directory)
         except (tf.errors.OpError, OSError) as error:
-            with contextlib.suppress(OSError):
-                if is_renamed:
-                    files.remove_tree(writing)
             # TensorFlow appends the operation and the device to the reason, such as a full disk.
             reason = str(getattr(error, "message", None) or error.strerror)
             reason = reason.split(";")[-1].split("[Op:")[0].strip()
@@ -316,6 +310,13 @@ class CheckpointManager:
                 directory,
             ) from None
         self._sweep()
+
+    def _write(self, directory, step, variables):
+        """Write the files of a checkpoint, the state last."""
+        files.makedirs(directory)
+        write_bundle(os.path.join(directory, "variables"), variables)
+        files.sync_directory(directory)
+        self._write_state(directory, {"step": step})
 
     def annotate(self, step: int, score: float, metrics: Mapping[str, float]) -> bool:
         """Record the evaluation of a saved step. Return True if it is now the best step."""
@@ -383,7 +384,7 @@ class CheckpointManager:
 
     def _sweep(self):
         """Delete superseded checkpoints, unless they have files of others."""
-        temporary = self._temporary()
+        temporary = files.temporary_name(self._any_checkpoint)
         files.remove_tree(temporary)  # Left by a killed process.
         for step in {*self.steps()[:-KEPT]} - {self.best_step()}:
             directory = self.path(step)
@@ -391,9 +392,6 @@ class CheckpointManager:
                 # Renamed at once: if interrupted, it does not look complete.
                 files.rename_directory(directory, temporary)
                 files.remove_tree(temporary)
-
-    def _temporary(self):
-        return files.temporary_name(os.path.join(self.directory, "checkpoint"))
 
     def _state(self, step):
         return os.path.join(self.path(step), STATE)

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import pathlib
 import shutil
 import socket
 import stat
@@ -88,6 +89,21 @@ def atomic_path(path: str | os.PathLike) -> Iterator[str]:
         if isinstance(error, OSError) and str(error.filename or temporary) == temporary:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+@contextlib.contextmanager
+def staging_directory(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yield a new local directory with the temporary name of `path`, to which the block renames it.
+
+    It replaces what a killed process left. It is removed at the end of the block, if it is there.
+    """
+    temporary = pathlib.Path(temporary_name(path))
+    remove_tree(temporary)
+    makedirs(temporary)
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def temporary_name(path: str | os.PathLike) -> str:
@@ -319,15 +335,18 @@ def remove_tree(path: str | os.PathLike) -> None:
         _remote("rmtree", path) if is_remote(path) else shutil.rmtree(path)
 
 
-def rename_directory(path: str, target: str) -> None:
+def rename_directory(path: str | os.PathLike, target: str | os.PathLike) -> None:
     """Rename a directory; a remote one file by file, in the order of their names.
 
     Raises:
         OSError: If `target` is a file, or a directory that is not empty.
     """
     if not is_remote(path):
-        os.rename(path, target)
-        sync(os.path.dirname(target))
+        try:
+            os.rename(path, target)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(target)) from None
+        sync(os.path.dirname(os.path.abspath(target)))
         return
     makedirs(target)
     for name in listdir(path):
