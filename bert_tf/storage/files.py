@@ -369,7 +369,7 @@ def stamp(path: str | os.PathLike) -> tuple[int, int]:
     return _status(path)[1:]
 
 
-def _status(path) -> tuple[bool, int, int]:
+def _status(path: str | os.PathLike) -> tuple[bool, int, int]:
     """Return whether a path is a directory, its size in bytes and its modification time in ns."""
     if is_remote(path):
         remote = _remote("stat", path)
