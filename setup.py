@@ -17,6 +17,7 @@ CORE = [
     "scipy>=1.13",  # Correlations, and the search of a temperature.
     "seqeval==1.2.2",  # Metrics of entities.
     "absl-py>=2.1",  # Flags.
+    "filelock>=4,<5",  # One writer per directory; comes with tokenizers. 3 empties held lock files.
     "jinja2>=3.1",  # The text files in exported models.
     "tqdm>=4.66",  # Progress bars on terminals.
     "requests>=2.32",  # Requests to the REST API of TensorFlow Serving.

@@ -10,15 +10,13 @@ import errno
 import functools
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from bert_tf.errors import UserError, argument_names, tensorflow_reason
-from bert_tf.storage import ownership, paths
-from bert_tf.storage.files import sync
+from bert_tf.storage import files, ownership, paths
 from bert_tf.system.progress import Progress
 from bert_tf.train.distribution import exact_float32
 from export.checks import metric_gate, options, parity
@@ -28,8 +26,6 @@ from export.package import version_files
 from tasks.graph.published import MAX_VERSION, version_directories
 from tasks.model.loading import load_model
 from tasks.model.task_model import TaskModel, warn_of_new_head
-
-_STAGING = ".writing-"  # Followed by the PID of the process, which holds the lock of the versions.
 
 
 @argument_names()
@@ -153,7 +149,7 @@ def _publish(model, output_dir, precision, portable, device, gate, log):
     """Publish; `gate` maps the served pipeline of an int8 graph to its `MetricChange`."""
     try:
         with (
-            _staging_directory(output_dir, log) as temporary,
+            _staging_directory(output_dir) as temporary,
             Progress(log, "stages", 3) as progress,
         ):
             log(f"writing the SavedModel of {model.source.path}")
@@ -182,8 +178,8 @@ def _publish(model, output_dir, precision, portable, device, gate, log):
             for path in (*temporary.rglob("*"), temporary):
                 # The server may run as another user.
                 path.chmod(0o755 if path.is_dir() else 0o644)
-                sync(path)
-            return _rename_to_next_version(temporary, output_dir)
+                files.sync(path)
+            version = _rename_to_next_version(temporary, output_dir)
     except (OSError, tf.errors.OpError) as error:
         # TensorFlow reports a full disk as one of several error types; raise one type for all.
         raise OSError(
@@ -191,11 +187,13 @@ def _publish(model, output_dir, precision, portable, device, gate, log):
             f"export failed ({tensorflow_reason(error)}); nothing is published",
             str(output_dir),
         ) from None
+    files.sync(output_dir)
+    return version
 
 
 def _next_version(output_dir):
     """Return the number of the next version, which is 1 if there is no directory yet."""
-    newest = max(version_directories(output_dir), default=0) if output_dir.exists() else 0
+    newest = max(version_directories(output_dir), default=0) if files.exists(output_dir) else 0
     if newest >= MAX_VERSION:
         raise UserError(
             f"--output_dir={output_dir}: has version {newest}, the highest that TensorFlow Serving "
@@ -209,7 +207,6 @@ def _rename_to_next_version(temporary, output_dir):
     while True:
         try:
             os.rename(temporary, output_dir / str(version))
-            sync(output_dir)
             return output_dir / str(version)
         except OSError:
             if not os.path.lexists(output_dir / str(version)):
@@ -225,29 +222,14 @@ def _name(output_dir):
 
 
 @contextlib.contextmanager
-def _staging_directory(
-    output_dir: pathlib.Path, log: Callable[[str], None]
-) -> Iterator[pathlib.Path]:
+def _staging_directory(output_dir: pathlib.Path) -> Iterator[pathlib.Path]:
     """Create an empty directory in `output_dir` for the block, and remove it afterwards.
-
-    Directories of killed exports are removed if `output_dir` has a marker.
 
     Raises:
         UserError: If another process exports to `output_dir`.
     """
-    is_marked = ownership.is_marked(output_dir)
-    with ownership.sole_writer(output_dir) as (made, is_locked):
+    with ownership.sole_writer(output_dir) as made:
         for directory in made:
             os.chmod(directory, 0o755)  # The server may run as another user.
-        path = output_dir / f"{_STAGING}{os.getpid()}"
-        for left in sorted(output_dir.glob(f"{_STAGING}*")) if is_marked else ():
-            is_staging = left.is_dir() and left.name.removeprefix(_STAGING).isdecimal()
-            # Without locks in the file system, another process may be writing there.
-            if is_staging and (is_locked or left == path):
-                shutil.rmtree(left, ignore_errors=True)
-                log(f"{left}: removed, left by a killed export")
-        path.mkdir()
-        try:
+        with files.staging_directory(output_dir / "version") as path:
             yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)

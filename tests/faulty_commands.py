@@ -16,8 +16,6 @@ from tests.conftest import ROOT
 from tests.corpus import ENTRIES, write_corpus, write_shards
 from tests.pretraining import make_config
 
-MARKER = ".bert_tf.lock"
-
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
@@ -209,7 +207,7 @@ def _hashes(directory, pattern):
     return {
         str(path.relative_to(directory)): _sha256(path)
         for path in directory.rglob(pattern)
-        if path.is_file() and path.name != MARKER
+        if path.is_file()
     }
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -71,14 +70,12 @@ def convert(
     target = pathlib.Path(directory)
     target.parent.mkdir(parents=True, exist_ok=True)
     # An existing directory is refused by the flags, and by the renaming.
-    with ownership.sole_output(target, overwrite=True):
-        staging = pathlib.Path(files.temporary_name(target.resolve()))
-        staging.mkdir()
-        try:
-            report = _write(model, staging, target, format, verify_python)
-            _rename(staging, target)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+    with (
+        ownership.sole_output(target, overwrite=True),
+        files.staging_directory(target.absolute()) as staging,
+    ):
+        report = _write(model, staging, target, format, verify_python)
+        files.rename_directory(staging, target)
     return report
 
 
@@ -177,14 +174,6 @@ def compare_bitwise(
             or one.tobytes() != two.tobytes()
         ):
             raise UserError(f"{where}: {name} reads back differently; check the disk and try again")
-
-
-def _rename(staging, target):
-    try:
-        os.rename(staging, target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from None
-    files.sync(target.parent)
 
 
 def _compare_outputs(model, directory, format, verify_python):

@@ -85,7 +85,7 @@ class ShardWriter:
                             writer.write(record)
             except tf.errors.OpError as error:
                 reason = tensorflow_reason(error)
-                raise OSError(errno.EIO, f"cannot be written: {reason}") from None
+                raise OSError(errno.EIO, f"cannot be written: {reason}", path) from None
             return {
                 "file": name,
                 "records": len(instances),

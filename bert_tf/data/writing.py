@@ -7,7 +7,6 @@ import TensorFlow: only its workers do.
 import contextlib
 import functools
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -72,7 +71,7 @@ def write_shards(
     with contextlib.ExitStack() as stack:
         stack.enter_context(ownership.sole_writer(directory))
         spill_dir = os.path.join(directory, SPILL)
-        stack.callback(files.remove_own, spill_dir, re.compile(r"\d+"))
+        stack.callback(files.remove_tree, spill_dir)
         planned = functools.partial(
             Manifest.planned,
             directory,

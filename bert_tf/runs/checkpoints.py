@@ -4,8 +4,16 @@
                       TensorFlow tensor bundle, one tensor per name
     RUN/checkpoints/step-00000120/checkpoint.json
                       "step"; "score" and "metrics" once evaluated; "tuned", the values fitted to
-                      its outputs. Written last: a directory without it is an interrupted save
-                      and is ignored
+                      its outputs. Written last: a directory without it is not a checkpoint
+    RUN/checkpoints/.writing-checkpoint
+                      a checkpoint that is being written, before its directory is renamed, or one
+                      that is being deleted. On a remote file system, which cannot rename a
+                      directory at once, the files are written in their place
+    RUN/checkpoints/damaged-step-00000120
+                      what could not be read, or was not complete, when its step was trained again
+
+A checkpoint is deleted only if it is complete, newer complete ones exist, and it is neither among
+the latest `KEPT` nor the best. Nothing else is deleted.
 
 Names are variable paths ("bert/layer_0/attention/query/kernel"), optimizer slots "<path>/adam_m"
 and "<path>/adam_v", and "step". `tf.train.load_checkpoint(directory + "/variables")` reads the
@@ -15,6 +23,7 @@ tensors, each protected by a checksum.
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -33,13 +42,9 @@ if TYPE_CHECKING:
 
 STATE = "checkpoint.json"
 KEPT = 2  # Latest checkpoints of a run.
-SAVING = ".saving"  # Exists in a checkpoint while it is being written.
 # As "step-" and 8 digits are written: other digits, or more zeros, are not of a run.
 STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,})")
 CHECKPOINT_FILES = (STATE, "variables.index", "variables.data-00000-of-00001")  # Read to resume.
-TEMPORARY = r"\.[0-9a-f]{32}"
-_SMALL = r"(checkpoint\.json|\.saving)"
-OWN_FILES = re.compile(rf"({_SMALL}|\.{_SMALL}{TEMPORARY}|variables\.[^/]*)?")
 _FIELDS = ("step", "score", "metrics", "tuned")  # Of checkpoint.json.
 # Names that are not of the model.
 OPTIMIZER_STATE = re.compile(r"(.*/adam_[mv]|step|loss_scale|finite_steps)")
@@ -193,6 +198,7 @@ class CheckpointManager:
 
     def __init__(self, directory: str | os.PathLike, is_writer: bool = True) -> None:
         self.directory, self.is_writer = str(directory), is_writer
+        self._any_checkpoint = os.path.join(self.directory, "checkpoint")  # For one temporary name.
 
     def path(self, step: int) -> str:
         """Return the directory of the checkpoint of `step`."""
@@ -284,18 +290,16 @@ class CheckpointManager:
         import tensorflow as tf
 
         directory = self.path(step)
-        self._remove(directory)  # Left by a killed process.
         try:
-            files.makedirs(directory)
-            saving = os.path.join(directory, SAVING)
-            # This file tells an interrupted save, which leaves it, from an incomplete copy.
-            files.atomic_write_bytes(saving, b"")
-            write_bundle(os.path.join(directory, "variables"), variables)
-            files.sync_directory(directory)
-            self._write_state(step, {"step": step})
-            files.remove(saving)
+            if files.is_remote(directory):
+                self._write(directory, step, variables)
+            else:
+                with files.staging_directory(self._any_checkpoint) as staging:
+                    self._write(staging, step, variables)
+                    if files.exists(directory):  # Such as an incomplete copy.
+                        self._set_aside(step)
+                    files.rename_directory(staging, directory)
         except (tf.errors.OpError, OSError) as error:
-            self._remove(directory)
             # TensorFlow appends the operation and the device to the reason, such as a full disk.
             reason = str(getattr(error, "message", None) or error.strerror)
             reason = reason.split(";")[-1].split("[Op:")[0].strip()
@@ -306,6 +310,13 @@ class CheckpointManager:
                 directory,
             ) from None
         self._sweep()
+
+    def _write(self, directory, step, variables):
+        """Write the files of a checkpoint, the state last."""
+        files.makedirs(directory)
+        write_bundle(os.path.join(directory, "variables"), variables)
+        files.sync_directory(directory)
+        self._write_state(directory, {"step": step})
 
     def annotate(self, step: int, score: float, metrics: Mapping[str, float]) -> bool:
         """Record the evaluation of a saved step. Return True if it is now the best step."""
@@ -321,11 +332,11 @@ class CheckpointManager:
             self._add(step, tuned=tuned)
 
     def _add(self, step, **entries):
-        self._write_state(step, {**self.info(step), **entries})
+        self._write_state(self.path(step), {**self.info(step), **entries})
 
-    def _write_state(self, step, values):
+    def _write_state(self, directory, values):
         text = json.dumps(format_versions.with_version(values), ensure_ascii=False)
-        files.atomic_write_text(self._state(step), text)
+        files.atomic_write_text(os.path.join(directory, STATE), text)
 
     def restore_latest(
         self,
@@ -364,29 +375,28 @@ class CheckpointManager:
         return restored
 
     def _set_aside(self, step):
-        """Rename a damaged checkpoint, so that its step can be saved again."""
-        directory = self.path(step)
-        aside = os.path.join(self.directory, f"damaged-{os.path.basename(directory)}")
-        self._remove(aside)
-        files.makedirs(aside)
-        for name in files.listdir(directory):
-            files.move(os.path.join(directory, name), os.path.join(aside, name))
-        files.remove_if_empty(directory)
+        """Rename a checkpoint that cannot be used, so that its step can be saved again."""
+        name = f"damaged-{os.path.basename(self.path(step))}"
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        paths = (os.path.join(self.directory, name) for name in names)
+        aside = next(path for path in paths if not files.exists(path))
+        files.rename_directory(self.path(step), aside)
 
     def _sweep(self):
-        """Remove superseded checkpoints and what killed processes left."""
-        kept = {*self.steps()[-KEPT:], self.best_step()}
-        for name in files.listdir(self.directory):
-            match = STEP.fullmatch(name)
-            if match and int(match[1]) not in kept:
-                self._remove(os.path.join(self.directory, name))
-
-    def _remove(self, directory):
-        """Remove a checkpoint, its state first: if interrupted, it does not look complete."""
-        state = os.path.join(directory, STATE)
-        if files.exists(state):
-            files.remove(state)
-        files.remove_own(directory, OWN_FILES)
+        """Delete superseded checkpoints, unless they have files of others."""
+        temporary = files.temporary_name(self._any_checkpoint)
+        files.remove_tree(temporary)  # Left by a killed process.
+        for step in {*self.steps()[:-KEPT]} - {self.best_step()}:
+            directory = self.path(step)
+            if all(map(_is_own, files.listdir(directory))):
+                # Renamed at once: if interrupted, it does not look complete.
+                files.rename_directory(directory, temporary)
+                files.remove_tree(temporary)
 
     def _state(self, step):
         return os.path.join(self.path(step), STATE)
+
+
+def _is_own(name):
+    """Return True if a file of a checkpoint is ours."""
+    return name == STATE or name.startswith("variables.") or files.is_temporary(name)

@@ -1,6 +1,6 @@
 """Run directories: a model, its vocabulary, its settings and its checkpoints in open formats.
 
-RUN/.bert_tf.lock    marker, and lock of the writing process
+RUN/.bert_tf.lock    lock of the writing process, while it runs
 RUN/config.json      BertConfig
 RUN/vocab.txt        vocabulary
 RUN/task.json        fields of the fine-tuning task (absent after pretraining)
@@ -19,7 +19,6 @@ import functools
 import json
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -42,14 +41,6 @@ _MOVABLE = ("shards", "eval_shards", "train", "dev", "unlabelled")
 
 # The files that are read to resume. Only fine-tuned runs have a task.
 FILES = ("checkpoints", "config.json", "vocab.txt", "train.json", "task.json")
-_PART = (
-    r"((config|task|train|conversion|verified_shards)\.json|vocab\.txt|metrics\.jsonl|loss\.png"
-    r"|teacher\.npz)"
-)
-_OWN_FILES = re.compile(
-    rf"{_PART}|\.{_PART}{checkpoints.TEMPORARY}|tensorboard/(events\.out\.tfevents\.[^/]*)?"
-    rf"|checkpoints/((damaged-)?{checkpoints.STEP.pattern}/{checkpoints.OWN_FILES.pattern})?"
-)
 _PACKAGES = ("tensorflow", "tensorflow-text", "keras", "numpy")
 # Types of the entries of train.json that are read later.
 _TRAIN_KINDS: dict[str, type] = {
@@ -114,9 +105,6 @@ class Run:
     def writing(cls, path: str | os.PathLike, is_writer: bool = True) -> Iterator[None]:
         """Lock the directory of a new or existing run for the block.
 
-        Temporary files of killed processes are removed. A run without a marker, such as a copy
-        without hidden files, gets one.
-
         If `is_writer` is False, do nothing: another process holds the lock.
 
         Raises:
@@ -128,15 +116,7 @@ class Run:
         if not cls.has_checkpoint(path):
             check_free(path)
         with ownership.sole_writer(path):
-            for name in filter(_OWN_FILES.fullmatch, files.walk(path)):
-                if files.is_temporary(os.path.basename(name)):  # Left by a killed process.
-                    files.remove(os.path.join(path, name))
-            try:
-                yield
-            except OSError:
-                if not _steps(path):
-                    files.remove_own(path, _OWN_FILES)
-                raise
+            yield
 
     @classmethod
     def is_new(
@@ -183,9 +163,7 @@ class Run:
         config = BertConfig.load(config_path)
         vocabulary = Vocabulary.load(vocabulary_path)
         vocabulary.check_size(config.vocab_size, where=vocabulary_path)
-        train = format_versions.without_version(
-            read_json_object(train_path), train_path, _TRAIN_FIELDS
-        )
+        train = _read_train(train_path)
         for name, kind in _TRAIN_KINDS.items():
             if name in train:
                 strict_json.field(train, name, kind, train_path)
@@ -208,9 +186,9 @@ class Run:
     ) -> Self:
         """Create and open a new run directory.
 
-        Files of a run that was killed before its first checkpoint are replaced. `train` are entries
-        of train.json, to which versions, threads and digests are added. `task` is the content of
-        task.json, or `None` for pretraining.
+        A run that has no complete checkpoint starts again: its files are replaced one by one.
+        `train` are entries of train.json, to which versions, threads and digests are added. `task`
+        is the content of task.json, or `None` for pretraining.
 
         Raises:
             UserError: If the directory contains something else.
@@ -222,18 +200,17 @@ class Run:
         }
         now = {"versions": versions(_PACKAGES), "threads": count_processors()}
         run = cls(str(path), config, vocabulary, {**train, **digests, **now}, task)
-        if ownership.is_marked(run.path):
-            files.remove_own(run.path, _OWN_FILES)
-        else:
-            files.makedirs(run.path)
-            # First, since nothing is deleted in a directory without it.
-            files.atomic_write_bytes(run.file(ownership.MARKER), b"")
+        files.makedirs(run.path)
+        # First, since `check_free` recognizes a run that was begun by this file.
+        run._write("train.json", format_versions.with_version(run.train))
         files.makedirs(run.file("checkpoints"))
         vocabulary.save(run.file("vocab.txt"))
         if task is not None:
             run._write("task.json", format_versions.with_version(task))
-        run._write("train.json", format_versions.with_version(run.train))
+        elif files.exists(run.file("task.json")):
+            files.remove(run.file("task.json"))
         run._write("config.json", config.to_dict())
+        run.forget_metrics_after(0, and_evaluation=True)
         return run
 
     def check_resumable(
@@ -455,20 +432,32 @@ def check_free(path: str | os.PathLike) -> None:
         return
     if not files.isdir(path):
         raise UserError(f"{path}: is a file; expected a directory")
-    for directory in _checkpoints_without_state(path) if Run.exists(path) else ():
-        raise UserError(
-            f"{directory}: contains weights but no {checkpoints.STATE}, as after an incomplete "
-            "copy; copy the run again, or name a new directory"
-        )
     found = files.listdir(path)
-    if ownership.is_marked(path) and not _steps(path):
-        found = [name for name in files.walk(path) if not _OWN_FILES.fullmatch(name)]
-    found = [name for name in found if name != ownership.MARKER]
-    if found:
+    found = [name for name in found if name != ownership.LOCK and not files.is_temporary(name)]
+    if found and (not _is_begun(path) or _steps(path)):
         raise UserError(
             f"{path}: contains other files; name a new directory (found {', '.join(found[:3])}, "
             "but no run that this command can resume)"
         )
+    # A remote save that was interrupted looks the same: it is repeated.
+    for directory in () if files.is_remote(path) else _checkpoints_without_state(path):
+        raise UserError(
+            f"{directory}: contains weights but no {checkpoints.STATE}, as after an incomplete "
+            "copy; copy the run again, or name a new directory"
+        )
+
+
+def _is_begun(path):
+    """Return True if a directory has the train.json of a run."""
+    try:
+        return "tokenizer_tables_sha256" in _read_train(os.path.join(path, "train.json"))
+    except UserError:  # There is none, or that of another program.
+        return False
+
+
+def _read_train(path):
+    """Return the content of a train.json."""
+    return format_versions.without_version(read_json_object(path), path, _TRAIN_FIELDS)
 
 
 def _count(paths):
@@ -485,5 +474,5 @@ def _checkpoints_without_state(path):
     directory = os.path.join(path, "checkpoints")
     for name in filter(checkpoints.STEP.fullmatch, files.listdir(directory)):
         parts = files.listdir(os.path.join(directory, name))
-        if "variables.index" in parts and not {checkpoints.STATE, checkpoints.SAVING} & {*parts}:
+        if "variables.index" in parts and checkpoints.STATE not in parts:
             yield os.path.join(directory, name)

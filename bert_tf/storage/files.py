@@ -13,9 +13,11 @@ import hashlib
 import io
 import json
 import os
-import re
+import pathlib
+import shutil
+import socket
+import stat
 import tempfile
-import uuid
 import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
@@ -23,6 +25,9 @@ from typing import Any, BinaryIO, Literal
 from bert_tf.errors import UserError, tensorflow_reason
 
 Stream = BinaryIO | io.RawIOBase  # Binary streams. Only remote ones are unbuffered.
+TEMPORARY = ".writing-"  # Start of temporary names.
+# Absolute paths of the directories and output files that this process has locked; see ownership.py.
+locked: set[str] = set()
 
 
 def sync(path: str | os.PathLike) -> None:
@@ -30,6 +35,11 @@ def sync(path: str | os.PathLike) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot flush a directory, and need not.
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if not (is_directory and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
     finally:
         os.close(descriptor)
 
@@ -66,7 +76,7 @@ def atomic_bytes_writer(path: str | os.PathLike) -> Iterator[Stream]:
 def atomic_path(path: str | os.PathLike) -> Iterator[str]:
     """Yield the path of a new file that replaces the file `path` at the end of the block.
 
-    After an error the file is unchanged. An `OSError` names `path`, not the temporary file.
+    After an error the file is unchanged. An `OSError` of the temporary file names `path`.
     """
     temporary = temporary_name(path)
     try:
@@ -75,22 +85,43 @@ def atomic_path(path: str | os.PathLike) -> Iterator[str]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             remove(temporary)
-        # The error is reported for `path`, the name that the user knows.
-        if isinstance(error, OSError):
+        # Errors of files that are read have the names of those files; see `open_file`.
+        if isinstance(error, OSError) and str(error.filename or temporary) == temporary:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
 
 
+@contextlib.contextmanager
+def staging_directory(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """Yield a new local directory with the temporary name of `path`, to which the block renames it.
+
+    It replaces what a killed process left. It is removed at the end of the block, if it is there.
+    """
+    temporary = pathlib.Path(temporary_name(path))
+    remove_tree(temporary)
+    makedirs(temporary)
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def temporary_name(path: str | os.PathLike) -> str:
-    """Return a hidden path in the same directory, unique among processes and machines."""
+    """Return the hidden path under which a file or directory is written before it is renamed.
+
+    It is the same for each process that has locked `path` or a directory above it, so that a rerun
+    replaces what a killed process left. Without a lock, it contains host and PID.
+    """
     directory, name = os.path.split(path)
-    return os.path.join(directory, f".{name}.{uuid.uuid4().hex}")
+    absolute = os.path.abspath(path)
+    is_locked = any(absolute == of or absolute.startswith(os.path.join(of, "")) for of in locked)
+    owner = "" if is_locked else f"{socket.gethostname()}-{os.getpid()}-"
+    return os.path.join(directory, f"{TEMPORARY}{owner}{name}")
 
 
-def is_temporary(name: str, of: str | None = None) -> bool:
-    """Return True if `name` is from `temporary_name`, for the file name `of` or for any."""
-    base = ".*" if of is None else re.escape(of)
-    return re.fullmatch(rf"\.{base}\.[0-9a-f]{{32}}", name) is not None
+def is_temporary(name: str) -> bool:
+    """Return True if `name` is from `temporary_name`."""
+    return name.startswith(TEMPORARY)
 
 
 def move(temporary: str | os.PathLike, path: str | os.PathLike) -> None:
@@ -106,8 +137,11 @@ def move(temporary: str | os.PathLike, path: str | os.PathLike) -> None:
 
 
 def open_file(path: str | os.PathLike, mode: Literal["rb", "wb", "ab"] = "rb") -> Stream:
-    """Open a binary stream."""
-    return _RemoteFile(path, mode) if is_remote(path) else open(path, mode)
+    """Open a binary stream, whose errors name the file."""
+    if is_remote(path):
+        return _RemoteFile(path, mode)
+    raw = _LocalFile(path, mode)
+    return io.BufferedReader(raw) if mode == "rb" else io.BufferedWriter(raw)
 
 
 def atomic_write_bytes(path: str | os.PathLike, content: bytes) -> None:
@@ -195,18 +229,17 @@ class TextFile(io.RawIOBase):
             return self._stream.read(size)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise UserError(f"{self.path}: damaged gzip file ({error})") from None
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self.path) from None
 
 
 def exists(path: str | os.PathLike) -> bool:
-    """Return True if a file or directory exists."""
-    return _remote("exists", path) if is_remote(path) else os.path.exists(path)
+    """Return True if a file or directory exists; any error but its absence is raised."""
+    return _found(path) is not None
 
 
 def size(path: str | os.PathLike) -> int | None:
     """Return the size of a file in bytes, or `None` if it does not exist."""
-    return stamp(path)[0] if exists(path) else None
+    found = _found(path)
+    return found and found[1]
 
 
 def listdir(directory: str | os.PathLike) -> list[str]:
@@ -258,8 +291,9 @@ def without_pattern(path: str | os.PathLike) -> Iterator[str]:
 
 
 def isdir(path: str | os.PathLike) -> bool:
-    """Return True if `path` is an existing directory."""
-    return _remote("isdir", path) if is_remote(path) else os.path.isdir(path)
+    """Return True if `path` is an existing directory; any error but its absence is raised."""
+    found = _found(path)
+    return found is not None and found[0]
 
 
 def makedirs(path: str | os.PathLike) -> list[str]:
@@ -271,7 +305,7 @@ def makedirs(path: str | os.PathLike) -> list[str]:
         _remote("makedirs", path)
         return []
     made, above = [], os.path.abspath(path)
-    while not os.path.lexists(above):
+    while not exists(above):
         made.append(above)
         above = os.path.dirname(above)
     os.makedirs(path, exist_ok=True)
@@ -293,44 +327,67 @@ def remove(path: str | os.PathLike) -> None:
     _remote("remove", path) if is_remote(path) else os.remove(path)
 
 
+def remove_tree(path: str | os.PathLike) -> None:
+    """Delete a directory and all that is in it, if it exists; of a link, only the link."""
+    if os.path.islink(path):
+        os.remove(path)
+    elif exists(path):
+        _remote("rmtree", path) if is_remote(path) else shutil.rmtree(path)
+
+
+def rename_directory(path: str | os.PathLike, target: str | os.PathLike) -> None:
+    """Rename a directory; a remote one file by file, in the order of their names.
+
+    Raises:
+        OSError: If `target` is a file, or a directory that is not empty.
+    """
+    if not is_remote(path):
+        try:
+            os.rename(path, target)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(target)) from None
+        sync(os.path.dirname(os.path.abspath(target)))
+        return
+    makedirs(target)
+    for name in listdir(path):
+        move(os.path.join(path, name), os.path.join(target, name))
+    remove_tree(path)
+
+
 def walk(directory: str | os.PathLike) -> Iterator[str]:
-    """Yield the relative paths of all files and, ending in "/", of all empty directories."""
+    """Yield the relative paths of all files."""
     for name in listdir(directory):
         path = os.path.join(directory, name)
         if isdir(path) and not os.path.islink(path):
-            for inner in list(walk(path)) or [""]:
-                yield f"{name}/{inner}"
+            yield from (f"{name}/{inner}" for inner in walk(path))
         else:
             yield name
 
 
-def remove_own(directory: str | os.PathLike, own: re.Pattern) -> None:
-    """Remove the files whose relative paths, as from `walk`, match a pattern, and nothing else.
-
-    The directories that become empty are removed, `directory` included.
-    """
-    for path in list(walk(directory)):
-        if own.fullmatch(path):
-            if not path.endswith("/"):
-                remove(os.path.join(directory, path))
-            while path := os.path.dirname(path):
-                remove_if_empty(os.path.join(directory, path))
-    remove_if_empty(directory)
-
-
-def remove_if_empty(directory: str | os.PathLike) -> None:
-    """Delete a directory if it exists and is empty."""
-    if isdir(directory) and not listdir(directory):
-        _remote("rmtree", directory) if is_remote(directory) else os.rmdir(directory)
-
-
 def stamp(path: str | os.PathLike) -> tuple[int, int]:
     """Return size in bytes and modification time in ns, to detect changes to a file."""
+    return _status(path)[1:]
+
+
+def _status(path: str | os.PathLike) -> tuple[bool, int, int]:
+    """Return whether a path is a directory, its size in bytes and its modification time in ns."""
     if is_remote(path):
         remote = _remote("stat", path)
-        return remote.length, remote.mtime_nsec
+        return remote.is_directory, remote.length, remote.mtime_nsec
     local = os.stat(path)
-    return local.st_size, local.st_mtime_ns
+    return stat.S_ISDIR(local.st_mode), local.st_size, local.st_mtime_ns
+
+
+def _found(path):
+    """Return `_status`, or `None` if nothing is there.
+
+    Other errors are raised: a file system that fails for a moment has lost nothing, and what is
+    taken for absent may be overwritten.
+    """
+    try:
+        return _status(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def sha256(path: str | os.PathLike) -> str:
@@ -387,6 +444,25 @@ def _called(path, function, *arguments, **options):
             tf.errors.OutOfRangeError: errno.EFBIG,
         }.get(type(error), errno.EIO)
         raise OSError(number, tensorflow_reason(error), str(path)) from None
+
+
+class _LocalFile(io.FileIO):
+    """A local file. Other than Python's, errors of reading and writing have its name."""
+
+    def readinto(self, buffer):
+        return self._named(super().readinto, buffer)
+
+    def readall(self):
+        return self._named(super().readall)
+
+    def write(self, data):
+        return self._named(super().write, data)
+
+    def _named(self, function, *arguments):
+        try:
+            return function(*arguments)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.name)) from None
 
 
 class _RemoteFile(io.RawIOBase):

@@ -5,7 +5,6 @@ The file has passed the parity check before an atomic rename makes it visible.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import pathlib
@@ -85,20 +84,17 @@ def write_litert(
         raise UserError(f"quantize={quantize!r}: expected one of {', '.join(QUANTIZATIONS)}")
     archive.check_runtime(f"--output={output}")
     with ownership.sole_output(output, overwrite), loaded(model_or_run, checkpoint) as model:
-        temporary = files.temporary_name(output)
         try:
-            return _write(model, temporary, output, quantize, log)
+            with files.atomic_path(output) as temporary:
+                return _write(model, temporary, quantize, log)
         except (OSError, tf.errors.OpError) as error:
             # TensorFlow converts a SavedModel in a temporary directory, which may be full.
             reason = getattr(error, "strerror", None) or tensorflow_reason(error)
             number = getattr(error, "errno", None) or errno.EIO
             raise OSError(number, f"{reason}; nothing is written", output) from None
-        finally:
-            with contextlib.suppress(OSError):
-                files.remove(temporary)
 
 
-def _write(model, temporary, output, quantize, log):
+def _write(model, temporary, quantize, log):
     with Progress(log, "stages", 2) as progress:
         log(f"converting {model.source.path}")
         pathlib.Path(temporary).write_bytes(convert(model, quantize))
@@ -114,7 +110,6 @@ def _write(model, temporary, output, quantize, log):
             "versions": versions(("bert_tf", "tensorflow", "ai-edge-litert")),
         }
         archive.append(temporary, {"export.json": archive.as_json(record)})
-        files.move(temporary, output)
         progress.move(2)
     return agreement
 

@@ -151,9 +151,6 @@ def write(run: Run, plots: Mapping[str, Plot]) -> str:
     """
     directory = run.file(DIRECTORY)
     files.makedirs(directory)
-    for name in files.listdir(directory):  # Of a process that was killed.
-        if files.is_temporary(name):
-            files.remove(f"{directory}/{name}")
     for name, plot in plots.items():
         files.atomic_write_bytes(f"{directory}/{name}.png", _image(plot))
     lines = run.metrics()

@@ -6,7 +6,7 @@ Results on small datasets vary by seed, and occasionally a run learns nothing (D
     SWEEP/seed-1/                       a run, or with several learning rates
     SWEEP/learning_rate-2e-5-seed-1/
     SWEEP/sweep.json                    the report, written after the last run
-    SWEEP/.bert_tf.lock                 marker, and lock of the writing process
+    SWEEP/.bert_tf.lock                 lock of the writing process, while it runs
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bert_tf.errors import DivergenceError, UserError
-from bert_tf.runs.run import Run
 from bert_tf.storage import files, ownership
 from bert_tf.train.distribution import is_chief, make_strategy, names_lost_worker
 from tasks.base.task import task_from_dict
@@ -66,13 +65,12 @@ def _check_free(settings):
     directory = settings.output_dir
     if files.exists(directory) and not files.isdir(directory):
         raise UserError(f"--output_dir={directory}: expected a directory, received a file")
-    found = files.listdir(directory)
-    if found and not ownership.is_marked(directory):  # A copy may lack hidden files.
-        if not any(Run.exists(run.output_dir) for run in settings.runs().values()):
-            raise UserError(
-                f"--output_dir={directory}: expected a sweep or no directory, received "
-                f"{', '.join(found[:3])}; choose a new directory"
-            )
+    found = [name for name in files.listdir(directory) if name != ownership.LOCK]
+    if found and not {"sweep.json", *settings.runs()} & {*found}:
+        raise UserError(
+            f"--output_dir={directory}: expected a sweep or no directory, received "
+            f"{', '.join(found[:3])}; choose a new directory"
+        )
 
 
 def _sweep(settings, log, strategy, data):

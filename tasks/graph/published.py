@@ -31,13 +31,13 @@ def version_directories(path: str | os.PathLike[str]) -> dict[int, str]:
     return {
         number: found[number]
         for number in sorted(found)
-        if number <= MAX_VERSION and os.path.isdir(found[number])
+        if number <= MAX_VERSION and files.isdir(found[number])
     }
 
 
 def check_versions(path: str) -> None:
     """Raise UserError unless --output_dir is, or may become, a directory of versions."""
-    if os.path.lexists(path) and not os.path.isdir(path):
+    if not files.isdir(path) and os.path.lexists(path):
         raise UserError(f"--output_dir={path}: expected a directory, received a file")
     if is_saved_model(path):
         raise UserError(

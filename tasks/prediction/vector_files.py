@@ -264,15 +264,11 @@ def build_index(vectors: Vectors, path: str, log: Callable[[str], None]) -> floa
             index.add(np.arange(done, done + len(vectors_nD)), np.ascontiguousarray(vectors_nD))
             done += len(vectors_nD)
             progress.update(done)
-    temporary = files.temporary_name(path)
     try:
-        index.save(temporary)
-        files.move(temporary, path)
+        with files.atomic_path(path) as temporary:
+            index.save(temporary)
     except RuntimeError as error:  # Of usearch, also if the disk is full.
         raise OSError(errno.EIO, str(error), path) from None
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
     sample = np.random.default_rng(0).choice(len(vectors), min(SAMPLE, len(vectors)), replace=False)
     queries_QD = vectors.take(sample)
     _, exact_QK = vectors.nearest(queries_QD, NEIGHBORS)

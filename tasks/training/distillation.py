@@ -451,6 +451,6 @@ def _read(path, key):
     try:
         with files.open_file(path) as stream, np.load(stream) as arrays:
             outputs = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):  # They are computed again.
+    except (ValueError, EOFError, zipfile.BadZipFile):  # Damaged, and computed again.
         return {}
     return outputs if str(outputs.pop("key", "")) == key else {}

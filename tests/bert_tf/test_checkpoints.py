@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from bert_tf.runs.checkpoints import CheckpointManager, assign, read
-from bert_tf.runs.run import Run
-from bert_tf.storage import files
+from bert_tf.runs.run import FILES, Run
+from bert_tf.storage import files, ownership
 
 
 def variables(value):
@@ -23,7 +23,7 @@ def variables(value):
 
 
 def saved(tmp_path, *steps, **kwargs):
-    checkpoints = CheckpointManager(tmp_path / "checkpoints", **kwargs)
+    checkpoints = CheckpointManager(os.path.join(tmp_path, "checkpoints"), **kwargs)
     for step in steps:
         checkpoints.save(step, variables(step))
     return checkpoints
@@ -62,15 +62,55 @@ def test_the_newest_and_the_best_checkpoint_are_kept(tmp_path):
     assert saved(tmp_path / "unscored", 1, 2, 3).best_or_latest_step() == 3
 
 
-def test_files_of_a_killed_save_are_ignored_and_removed(tmp_path):
+def test_files_of_a_killed_save_are_ignored_and_overwritten(tmp_path):
+    with ownership.sole_writer(tmp_path):
+        checkpoints = saved(tmp_path, 1, 2)
+        left = tmp_path / "checkpoints" / ".writing-checkpoint"
+        shutil.copytree(checkpoints.path(2), left)
+        (left / "half").touch()
+        assert checkpoints.steps() == [1, 2]
+        checkpoints.save(3, variables(3))
+        assert sorted(os.listdir(checkpoints.directory)) == ["step-00000002", "step-00000003"]
+        assert len(os.listdir(checkpoints.path(3))) == 3
+
+
+def test_an_incomplete_checkpoint_is_kept_also_when_its_step_is_saved(tmp_path):
     checkpoints = saved(tmp_path, 1, 2)
-    half = pathlib.Path(checkpoints.path(9))
-    shutil.copytree(checkpoints.path(2), half)
-    (half / "checkpoint.json").unlink()
-    assert checkpoints.steps() == [1, 2]
-    checkpoints.save(3, variables(3))
-    assert not half.exists()
-    assert checkpoints.steps() == [2, 3]
+    for _ in range(2):
+        half = pathlib.Path(checkpoints.path(3))
+        shutil.copytree(checkpoints.path(2), half, dirs_exist_ok=True)
+        (half / "checkpoint.json").unlink()
+        assert 3 not in checkpoints.steps()
+        checkpoints.save(3, variables(3))
+        assert read(checkpoints.path(3))["step"] == 3
+    for step in (4, 5):
+        checkpoints.save(step, variables(step))
+    assert sorted(os.listdir(checkpoints.directory)) == [
+        "damaged-step-00000003",
+        "damaged-step-00000003-2",
+        "step-00000004",
+        "step-00000005",
+    ]
+
+
+def test_a_remote_checkpoint_is_complete_once_it_has_its_state(monkeypatch):
+    checkpoints = saved("ram://checkpoints/run", 1)
+    with monkeypatch.context() as context, pytest.raises(OSError, match="cannot be saved"):
+        context.setattr(files, "sync_directory", os.stat)
+        checkpoints.save(2, variables(2))
+    assert checkpoints.steps() == [1] and "step-00000002" in files.listdir(checkpoints.directory)
+    for step in (2, 3, 4):
+        checkpoints.save(step, variables(step))
+    assert checkpoints.steps() == [3, 4] and read(checkpoints.path(4))["step"] == 4
+    assert files.listdir(checkpoints.directory) == ["step-00000003", "step-00000004"]
+    files.atomic_write_text(f"{checkpoints.path(4)}/checkpoint.json", "{")
+    assert checkpoints.restore_latest(variables(0), print) == 3
+    checkpoints.save(4, variables(4))
+    assert files.listdir(checkpoints.directory) == [
+        "damaged-step-00000004",
+        "step-00000003",
+        "step-00000004",
+    ]
 
 
 def flip(path):
@@ -239,6 +279,9 @@ def test_a_run_that_never_saved_is_replaced_by_the_next(tmp_path, config, vocabu
     second = Run.create(tmp_path / "run", config, vocabulary, train={"settings": {"seed": 4}})
     assert Run.open(second.path).train["settings"] == {"seed": 4}
     assert second.metrics() == []
+    third = Run.create(second.path, config, vocabulary, train={}, task={"kind": "x"})
+    assert third.task and Run.create(second.path, config, vocabulary, train={}).task is None
+    assert Run.open(second.path).task is None
     second.checkpoints.save(0, variables(0))
     with pytest.raises(UserError, match="contains other files; name a new directory"):
         Run.create(tmp_path / "run", config, vocabulary, train={})
@@ -260,11 +303,12 @@ def test_an_unrelated_directory_is_left_unchanged(tmp_path, config, vocabulary):
         with pytest.raises(UserError, match=f"contains other files; name a new .*{found}"):
             with begin(path):
                 pass
-    (path / ".bert_tf.lock").touch()  # This is a run, except for one file.
-    with pytest.raises(UserError, match=r"found checkpoints/best_model/weights\.bin, but"):
-        Run.create(path, config, vocabulary, train={})
-    (path / ".bert_tf.lock").unlink()
     assert everything(path) == before
+    for content in ("{}", '{"data": [], "version": "1.1"}', "theirs"):
+        (path / "train.json").write_text(content)  # Rows of others have this name too.
+        with pytest.raises(UserError, match="found checkpoints, config.json, train.json, but"):
+            Run.create(path, config, vocabulary, train={})
+        assert (path / "train.json").read_text() == content
     (tmp_path / "file").touch()
     with (
         pytest.raises(UserError, match="is a file; expected a directory"),
@@ -273,48 +317,74 @@ def test_an_unrelated_directory_is_left_unchanged(tmp_path, config, vocabulary):
         pass
 
 
-@pytest.mark.parametrize("is_marked", [True, False])
-def test_a_run_whose_only_checkpoint_is_incomplete_is_kept(tmp_path, config, vocabulary, is_marked):
+def test_a_run_whose_only_checkpoint_is_incomplete_is_kept(tmp_path, config, vocabulary):
     run = Run.create(tmp_path / "run", config, vocabulary, train={})
     run.checkpoints.save(3, variables(3))
     (tmp_path / "run" / "checkpoints" / "step-00000003" / "checkpoint.json").unlink()
-    if not is_marked:
-        (tmp_path / "run" / ".bert_tf.lock").unlink()
     before = everything(tmp_path)
     with pytest.raises(UserError, match="step-00000003: contains weights but no checkpoint.json"):
         Run.create(run.path, config, vocabulary, train={})
     assert everything(tmp_path) == before
 
 
-def test_files_of_a_killed_first_save_are_replaced(tmp_path, config, vocabulary, monkeypatch):
-    run, left = Run.create(tmp_path / "run", config, vocabulary, train={}), tmp_path / "left"
-    sync_directory = files.sync_directory
+def test_a_run_killed_in_its_first_save_starts_again(tmp_path, config, vocabulary, monkeypatch):
+    path, left = tmp_path / "run", tmp_path / "left"
+    rename = files.rename_directory
 
-    def copy(directory):  # All files are there except checkpoint.json, which is written last.
-        shutil.copytree(run.path, left)
-        sync_directory(directory)
+    def copy(*paths):  # All files of the checkpoint are there.
+        shutil.copytree(path, left)
+        rename(*paths)
 
-    monkeypatch.setattr(files, "sync_directory", copy)
-    run.checkpoints.save(3, variables(3))
+    monkeypatch.setattr(files, "rename_directory", copy)
+    with Run.writing(path):
+        run = Run.create(path, config, vocabulary, train={})
+        run.checkpoints.save(3, variables(3))
     assert sorted(os.listdir(run.checkpoints.path(3))) == [
         "checkpoint.json",
         "variables.data-00000-of-00001",
         "variables.index",
     ]
-    assert (left / "checkpoints" / "step-00000003" / "variables.index").exists()
-    Run.create(left, config, vocabulary, train={})
-    assert not list((left / "checkpoints").iterdir())
+    assert os.listdir(left / "checkpoints") == [".writing-checkpoint"]
+    monkeypatch.undo()
+    with Run.writing(left):
+        Run.create(left, config, vocabulary, train={}).checkpoints.save(1, variables(1))
+    assert os.listdir(left / "checkpoints") == ["step-00000001"]
 
 
-def test_a_run_without_marker_resumes_and_gets_one(tmp_path, config, vocabulary):
+def test_a_run_killed_while_it_is_created_starts_again(tmp_path, config, vocabulary, monkeypatch):
+    """Copy the run before each rename: each copy is free, and so is a run whose copy is not."""
+    path, copies, move = tmp_path / "run", [], files.move
+
+    def copy(*paths):
+        copies.append(shutil.copytree(path, tmp_path / f"copy{len(copies)}"))
+        move(*paths)
+
+    monkeypatch.setattr(files, "move", copy)
+    with Run.writing(path):
+        Run.create(path, config, vocabulary, train={}, task={"kind": "x"})
+    monkeypatch.undo()
+    assert len(copies) == 4
+    for left in copies:
+        with Run.writing(left):
+            Run.create(left, config, vocabulary, train={}, task={"kind": "x"})
+        assert sorted(os.listdir(left)) == ["checkpoints", *sorted(FILES[1:])]
+
+
+def test_an_error_removes_no_run(tmp_path, config, vocabulary):
+    path = tmp_path / "run"
+    with pytest.raises(OSError, match="No space left"), Run.writing(path):
+        Run.create(path, config, vocabulary, train={}).log_metrics({"step": 1})
+        raise OSError(28, "No space left on device")
+    assert Run.open(path).metrics() == [{"step": 1}]
+    (path / "notes").touch()
+    run = Run.create(path, config, vocabulary, train={})
+    assert run.metrics() == [] and (path / "notes").exists()
+
+
+def test_a_run_is_written_by_one_process(tmp_path, config, vocabulary):
     run = Run.create(tmp_path / "run", config, vocabulary, train={})
     run.checkpoints.save(3, variables(3))
-    marker = tmp_path / "run" / ".bert_tf.lock"
-    marker.unlink()
-    with Run.writing(run.path, is_writer=False):
-        assert not marker.exists()
-    with Run.writing(run.path):
-        assert marker.exists() and Run.open(run.path).checkpoints.steps() == [3]
+    with Run.writing(run.path), Run.writing(run.path, is_writer=False):
         with pytest.raises(UserError, match="in use by another process"):
             with Run.writing(run.path):
                 pass
@@ -326,34 +396,16 @@ def test_malformed_change_records_are_reported(tmp_path, config, vocabulary):
         Run.open(tmp_path / "run")
 
 
-def test_an_incomplete_new_run_is_replaced(tmp_path, config, vocabulary):
-    path = tmp_path / "run"
-    with pytest.raises(OSError, match="No space left"), Run.writing(path):
-        run = Run.create(path, config, vocabulary, train={}, task={"kind": "x"})
-        run.log_metrics({"step": 1})
-        half = pathlib.Path(run.checkpoints.path(2))
-        half.mkdir()
-        (half / "variables.data-00000-of-00001.tempstate1").touch()
-        raise OSError(28, "No space left on device")
-    assert not list(tmp_path.iterdir())
-    run = Run.create(path, config, vocabulary, train={})
-    run.checkpoints.save(1, variables(1))
-    left = [path / f".metrics.jsonl.{'0' * 32}", path / f".notes.{'0' * 32}"]
-    left.append(path / "checkpoints" / "step-00000001" / f".checkpoint.json.{'0' * 32}")
-    for file in left:
-        file.touch()
-    with Run.writing(path):
-        # The second file was not written by bert_tf.
-        assert [file.exists() for file in left] == [False, True, False]
-
-
 def test_unrelated_files_in_a_checkpoint_are_kept(tmp_path):
     checkpoints = saved(tmp_path, 1)
     notes = pathlib.Path(checkpoints.path(1)) / "notes.txt"
     notes.touch()
     for step in (2, 3, 4):
         checkpoints.save(step, variables(step))
-    assert checkpoints.steps() == [3, 4] and os.listdir(notes.parent) == ["notes.txt"]
+    assert checkpoints.steps() == [1, 3, 4] and notes.exists()
+    notes.unlink()
+    checkpoints.save(5, variables(5))
+    assert checkpoints.steps() == [4, 5]
 
 
 def test_a_run_is_opened_as_it_was_created(tmp_path, config, vocabulary):

@@ -1,5 +1,6 @@
-"""Atomic writes of files."""
+"""Atomic writes of files, and errors of file systems."""
 
+import errno
 import gzip
 import os
 import stat
@@ -56,6 +57,102 @@ def test_a_disk_error_names_the_target_file(tmp_path):
         stream.write("x")
     assert raised.value.filename == str(tmp_path / "folder")
     assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_an_error_of_an_input_names_the_input(tmp_path):
+    for read in (files.read_text, os.listdir):
+        with pytest.raises(FileNotFoundError) as raised, files.atomic_writer(tmp_path / "out.txt"):
+            read(str(tmp_path / "absent"))
+        assert raised.value.filename == str(tmp_path / "absent")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs a file that fails")
+def test_reading_and_writing_name_the_file_that_fails(tmp_path):
+    for read in (lambda stream: stream.read(), lambda stream: stream.read(3), files.TextFile.read):
+        with pytest.raises(OSError, match="Input/output error: '/proc/self/mem'"):
+            is_text = read is files.TextFile.read
+            read(files.TextFile("/proc/self/mem") if is_text else files.open_file("/proc/self/mem"))
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        with files.open_file("/dev/full", "wb") as stream:
+            stream.write(b"x")
+    path = tmp_path / "out.txt"
+    with pytest.raises(OSError, match="No space left") as raised, files.atomic_path(path) as name:
+        os.symlink("/dev/full", name)
+        with files.open_file(name, "wb") as stream:
+            stream.write(b"x" * 100_000)
+    assert raised.value.filename == str(path) and not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOTDIR, errno.ENOENT])
+def test_only_what_is_not_there_is_absent(tmp_path, monkeypatch, number):
+    (tmp_path / "file").touch()
+
+    def fail(path):
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(files.os, "stat", fail)
+    for function, absent in (
+        (files.exists, False),
+        (files.isdir, False),
+        (files.size, None),
+        (files.listdir, []),
+        (files.remove_tree, None),
+    ):
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="Input/output error"):
+                function(tmp_path / "file")
+        else:
+            assert function(tmp_path / "file") == absent
+    with pytest.raises(OSError, match=os.strerror(number)):
+        files.stamp(tmp_path / "file")
+
+
+def test_what_exists_has_its_size_and_kind(tmp_path):
+    (tmp_path / "file").write_text("xyz")
+    files.atomic_write_text("ram://kinds/d/file", "xyz")
+    for directory in (tmp_path, "ram://kinds/d"):
+        path = os.path.join(directory, "file")
+        assert files.exists(path) and not files.isdir(path) and files.size(path) == 3
+        assert files.exists(directory) and files.isdir(directory)
+        assert files.listdir(directory) == ["file"] == list(files.walk(directory))
+        assert files.size(f"{path}2") is None and files.listdir(f"{path}2") == []
+        other = os.path.join(os.path.dirname(directory), "other")
+        files.rename_directory(str(directory), other)
+        assert not files.exists(directory) and files.listdir(other) == ["file"]
+        for _ in range(2):
+            files.remove_tree(other)
+            assert not files.exists(other)
+
+
+def test_of_a_link_to_a_directory_only_the_link_is_deleted(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").touch()
+    (tmp_path / "link").symlink_to("a")
+    assert list(files.walk(tmp_path)) == ["a/file", "link"]
+    files.remove_tree(tmp_path / "link")
+    assert list(files.walk(tmp_path)) == ["a/file"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_cannot_flush_directories_is_usable(tmp_path, monkeypatch, number):
+    fsync, fails = os.fsync, stat.S_ISDIR
+
+    def fail(descriptor):
+        if fails(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"):
+            files.atomic_write_text(tmp_path / "a.txt", "x")
+        return
+    files.atomic_write_text(tmp_path / "a.txt", "x")
+    files.makedirs(tmp_path / "b" / "c")
+    assert (tmp_path / "a.txt").read_text() == "x"
+    fails = stat.S_ISREG
+    with pytest.raises(OSError, match=os.strerror(number)):
+        files.atomic_write_text(tmp_path / "a.txt", "y")
 
 
 def test_a_killed_process_leaves_the_old_file_unchanged(tmp_path):

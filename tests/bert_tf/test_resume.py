@@ -11,7 +11,7 @@ from bert_tf import UserError
 from bert_tf.model.fused_kernels import MIN_WIDTH
 from bert_tf.pretraining import recipe
 from bert_tf.runs.checkpoints import CheckpointManager
-from bert_tf.storage import files, ownership
+from bert_tf.storage import files
 from bert_tf.train.signals import Interrupted
 from tests.corpus import config_of
 from tests.pretraining import (
@@ -186,11 +186,7 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_final_weights_are_equal
 
 
 def contents(directory):
-    return {
-        path: path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file() and path.name != ownership.MARKER  # The marker names the last process.
-    }
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 @pytest.mark.medium

@@ -419,7 +419,7 @@ def test_shards_of_other_plans_are_not_reused(corpus, tmp_path):
     (tmp_path / "shards").mkdir()
     plan.save({})
     write_here(settings, "another plan")
-    (tmp_path / "shards" / f".examples-00000.{'0' * 32}").write_text("left by a killed process")
+    (tmp_path / "shards" / ".writing-examples-00000").write_text("left by a killed process")
     assert plan.finished() == {}
     assert {path.name[:9] for path in (tmp_path / "shards").glob(".*")} == set()
     write_here(settings, plan.plan_sha256)

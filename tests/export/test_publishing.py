@@ -1,6 +1,7 @@
 """Publishing: atomic under any interruption, and identical bytes from the same run."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +18,6 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  Registers the operations that the tokenizer needs.
 
 from bert_tf import UserError, read_pretrained
-from bert_tf.storage import ownership
 from export import publishing
 from export.checks import isolated_runner, parity
 from export.export_saved_model import ExportSettings
@@ -63,8 +63,7 @@ for module, name in (
         publishing.publish(run, output_dir)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL, name
-    left = {".bert_tf.lock", f".writing-{process}"}  # Not those before it.
-    assert set(os.listdir(output_dir)) == left, name
+    assert set(os.listdir(output_dir)) == {".bert_tf.lock", ".writing-version"}, name
 """
 
 
@@ -122,7 +121,7 @@ def test_a_poller_sees_complete_versions_only(tmp_path, without_tensorflow):
     poller.join()
     assert {files for _, files in seen} == {("first", "last")} and len(seen) > 10
     assert list(version_directories(output_dir)) == list(range(1, 51))
-    assert [path.name for path in output_dir.glob(".*")] == [ownership.MARKER]
+    assert not list(output_dir.glob(".*"))
 
 
 def test_versions_are_the_names_that_tensorflow_serving_reads(tmp_path, without_tensorflow):
@@ -145,33 +144,25 @@ def test_versions_are_the_names_that_tensorflow_serving_reads(tmp_path, without_
 
 
 def contents(output_dir):
-    return {path.name for path in output_dir.iterdir()} - {ownership.MARKER}
+    return {path.name for path in output_dir.iterdir()}
 
 
 @pytest.mark.parametrize("has_locks", [True, False])
-def test_files_of_killed_exports_are_removed_unless_they_may_be_of_running_ones(
+def test_files_of_killed_exports_are_overwritten_unless_they_may_be_of_running_ones(
     tmp_path, without_tensorflow, monkeypatch, has_locks
 ):
-    names, lines = [f".writing-{number}" for number in (os.getpid(), os.getppid(), "7-notes")], []
-    count = 2 if has_locks else 1
+    left = tmp_path / ".writing-version"
+    left.mkdir()
+    (left / "left").touch()
     if not has_locks:
-        monkeypatch.setattr(ownership, "_lock", lambda *arguments: False)
-    publish("run", tmp_path, log=lines.append, write=fake())
-    for name in names:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    publish("run", tmp_path, log=lines.append, write=fake())
-    assert contents(tmp_path) == {"1", "2", *names[count:]}
-    assert [line for line in lines if "killed" in line] == [
-        f"{tmp_path / name}: removed, left by a killed export" for name in sorted(names[:count])
-    ]
 
+        def refuse(*arguments):
+            raise OSError(errno.ENOLCK, "No locks available")
 
-def test_nothing_is_removed_from_an_unrelated_directory(tmp_path, without_tensorflow):
-    name = f".writing-{10**9}"
-    (tmp_path / name).mkdir()
-    publish("run", tmp_path, write=fake())
-    assert contents(tmp_path) == {"1", name}
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    version = publish("run", tmp_path, write=fake())
+    assert sorted(os.listdir(version)) == ["first", "last"]
+    assert contents(tmp_path) == {"1", *([] if has_locks else [left.name])}
 
 
 def test_one_process_at_a_time_exports_to_a_directory(tmp_path, without_tensorflow):
@@ -435,7 +426,5 @@ def test_killed_at_any_moment_it_leaves_nothing_that_a_server_reads(
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    lines = []
-    publish("run", tmp_path, log=lines.append, write=fake())
+    publish("run", tmp_path, write=fake())
     assert contents(tmp_path) == {"1"}
-    assert sum("left by a killed export" in line for line in lines) == 1
