@@ -121,7 +121,7 @@ class Encoder(keras.layers.Layer):
     @property
     def frozen_layers(self) -> int | None:
         """Number of lowest layers that are not trained, nor the embeddings; `None` if these are."""
-        parts = (self.embeddings, *self.transformer)
+        parts: list[keras.layers.Layer] = [self.embeddings, *self.transformer]
         trained = (
             number
             for number, part in enumerate(parts)
