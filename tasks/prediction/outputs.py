@@ -591,7 +591,7 @@ class VectorJob(EmbedderSettings, OutputJob):
             # --output_dir may begin with the same name.
             found = {*glob.glob(f"{glob.escape(self.model)}*"), *map(str, location[1:])}
             return sorted(filter(os.path.isfile, found))
-        downloaded = huggingface.find_cached(self.model)
+        downloaded = huggingface.download(self.model)
         return _all_files(downloaded[0]) if downloaded else []
 
     def rows(self, path: str) -> Iterable[Any]:
