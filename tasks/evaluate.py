@@ -104,6 +104,7 @@ def _evaluate_retrieval(settings):
     relevance = read_qrels(dataset.qrels)
     command.log(f"{settings.run}: evaluating on {len(relevance):,} queries of {dataset.qrels}")
     embedder = open_embedder(settings.run, settings.checkpoint)
+    command.log(embedder.record["origin"])
     metrics = evaluate_retrieval(embedder, dataset, relevance, command.log)
     print(strict_json.dumps_result(metrics, settings.run))
 

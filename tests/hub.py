@@ -109,7 +109,7 @@ def served(models):
 
 
 def use(monkeypatch, url, cache):
-    """Let this process use a hub and a cache, as the variables do at the start of a process."""
+    """Let this process use a hub and a cache, and processes that it starts the cache."""
     from huggingface_hub import constants
 
     from bert_tf.weights import huggingface
@@ -117,6 +117,7 @@ def use(monkeypatch, url, cache):
     huggingface.download.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", url)

@@ -272,7 +272,7 @@ def download(path: str) -> tuple[pathlib.Path, str] | None:
         UserError: It is a path and no id, or there is no such model, or none for this user, or none
             in the cache while there is no network, or its configuration is not supported.
     """
-    matched, missing = _ID.fullmatch(path), f"{path}: no such file or directory"
+    matched, missing = _ID.fullmatch(path), f"{path}: no such directory"
     if not matched or os.path.lexists(path.partition("/")[0]):
         raise UserError(missing)
     name, revision = matched.groups()

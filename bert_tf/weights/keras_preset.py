@@ -164,6 +164,6 @@ def _save_published(preset, directory):
     except Exception as error:  # The library, Kaggle and the network raise many types of errors.
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{preset}: no such file or directory, and keras-hub cannot load this preset: "
+            f"{preset}: no such directory, and keras-hub cannot load this preset: "
             f"{type(error).__name__}: {reason:.300}"
         ) from None
