@@ -20,9 +20,7 @@ from bert_tf.weights import sources
 class PlotAttentionSettings:
     """Flags of the command."""
 
-    run: str = command.flag(
-        "run directory, id of the Hugging Face hub, or other pretrained weights"
-    )
+    run: str = command.flag("run directory, or other pretrained weights or their id")
     text: str = command.flag("the text")
     output: str = command.flag("output file, .png or .html")
     text_b: str | None = command.flag("second text of a pair", None)
