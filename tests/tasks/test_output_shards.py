@@ -303,10 +303,11 @@ def test_shards_of_a_model_without_a_directory_are_not_mixed_with_those_of_anoth
     hubs.use(monkeypatch, "http://127.0.0.1:9", texts / "hub")  # Nothing listens there.
     for model in ("org/first", "org/second"):
         directory = texts / "hub" / f"models--{model.replace('/', '--')}"
-        (directory / "snapshots" / "0").mkdir(parents=True)
-        (directory / "snapshots" / "0" / "model.safetensors").write_text(model)
+        snapshot = directory / "snapshots" / hubs.COMMIT
+        snapshot.mkdir(parents=True)
+        (snapshot / "model.safetensors").write_text(model)
         (directory / "refs").mkdir()
-        (directory / "refs" / "main").write_text("0")
+        (directory / "refs" / "main").write_text(hubs.COMMIT)
 
     def files_of(job):
         return outputs.VectorJob(model=job.model, batch_size=1, file_format="jsonl").model_files
