@@ -12,6 +12,7 @@ CORE = [
     "keras>=3.15.1,<3.16",  # Comes with TensorFlow; pinned, since AdamW extends its optimizer.
     "keras-nlp>=0.32.0,<0.33",  # Reads its presets; imported nowhere else.
     "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; writes tokenizer.json.
+    "huggingface_hub>=0.25",  # Downloads models of the hub by their ids; comes with tokenizers.
     "numpy>=1.26",
     "scikit-learn>=1.5",  # Metrics of classification.
     "scipy>=1.13",  # Correlations, and the search of a temperature.

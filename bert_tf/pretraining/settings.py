@@ -27,7 +27,9 @@ class PretrainSettings:
     output_dir: str = flag("run directory to create or resume")
     model_size: str | None = flag("published model size", None, choices=tuple(MODEL_SIZES))
     config: str | None = flag("bert_config.json of a custom model size", None)
-    init_from: str | None = flag("pretrained weights to start from", None)
+    init_from: str | None = flag(
+        "pretrained weights to start from, or an id of the Hugging Face hub", None
+    )
     eval_shards: str | None = flag("directory of held-out shards", None)
     phase_steps: tuple[str, ...] = flag(
         "training steps per phase, one number per directory of shards", ()

@@ -217,8 +217,9 @@ def read_pretrained(
     keras-hub presets.
 
     Args:
-        path: Directory, prefix of a TensorFlow checkpoint, or the name of a published keras-hub
-            preset. Only runs may be remote.
+        path: Directory, prefix of a TensorFlow checkpoint, id of a model of the Hugging Face hub,
+            such as "google-bert/bert-base-uncased" or "owner/name@revision", or the name of a
+            published keras-hub preset. Only runs may be remote.
         do_lower_case: Overrides the source's setting.
         config_file: bert_config.json of a TensorFlow checkpoint, if it is not next to it.
         vocab_file: vocab.txt of a TensorFlow checkpoint, if it is not next to it.
@@ -455,14 +456,10 @@ def _reader_of(path, config_file=None, vocab_file=None):
             "vocab.txt, checkpoints/), a Hugging Face directory (model.safetensors), a Google "
             "release (bert_config.json) or a keras-hub preset"
         )
-    if downloaded := huggingface.find_cached(str(path)):
-        snapshot, commit = downloaded
-        try:
-            reader, where, _ = _reader_of(snapshot)
-        except UserError as error:
-            command = huggingface.download_command(str(path))
-            raise UserError(f"{error}; to download it, run: {command}") from None
-        return reader, where, f"Hugging Face model {path}{commit and f', revision {commit}'}"
+    if downloaded := huggingface.download(str(path)):
+        snapshot, model_id = downloaded
+        reader, where, _ = _reader_of(snapshot)
+        return reader, where, f"Hugging Face model {model_id}, revision {snapshot.name}"
     return keras_preset, str(path), f"keras-hub preset {path}"
 
 

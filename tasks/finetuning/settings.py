@@ -63,8 +63,8 @@ class DataSettings:
     )
     train: str = flag("training file, in a format of the task (docs/data-formats.md)")
     init_from: str = flag(
-        "pretrained or fine-tuned weights: run, Hugging Face or sentence-transformers directory, "
-        "TensorFlow checkpoint or keras-hub preset"
+        "pretrained or fine-tuned weights: id of the Hugging Face hub, run, Hugging Face or "
+        "sentence-transformers directory, TensorFlow checkpoint or keras-hub preset"
     )
     output_dir: str = flag("run directory, created or resumed")
     dev: tuple[str, ...] = flag(
