@@ -236,18 +236,10 @@ def _schedule(settings, num_train_steps):
 
 def _change_steps(run, settings, num_train_steps):
     """Record a changed --num_train_steps; return a line on its effect, or `None`."""
-    before = run.train["settings"].get("num_train_steps", num_train_steps)
-    if settings.phase_steps or before == num_train_steps:
+    if settings.phase_steps:
         return None
-    step = run.checkpoints.latest_readable()
-    if step is None:
-        return None  # The loop reports the error.
-    rates = [float(_schedule(settings, steps)(step)) for steps in (before, num_train_steps)]
-    run.change_num_train_steps(step, before, num_train_steps, *rates)
-    return (
-        f"--num_train_steps: changed from {before} to {num_train_steps}; the learning rate at step "
-        f"{step} changes from {rates[0]:.3g} to {rates[1]:.3g} (recorded in "
-        f"{run.file('train.json')})"
+    return run.change_num_train_steps(
+        num_train_steps, lambda steps, step: float(_schedule(settings, steps)(step))
     )
 
 

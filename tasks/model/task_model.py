@@ -1218,8 +1218,7 @@ class TaskModel(EncoderModel):
             log=log,
             distillation=distillation,
         )
-        if chosen.patience and not examples[1:]:
-            raise UserError("patience: requires dev")
+        chosen.check_has_dev(bool(examples[1:]))
         with Run.writing(output_dir, is_chief(strategy)):
             run = training.open_run()
             self._check_start(run)
@@ -1248,6 +1247,8 @@ class TaskModel(EncoderModel):
             "seed": self.seed,
             "frozen_layers": self.frozen_layers,
         }
+        if given.get("num_train_steps") is not None:
+            del defaults["epochs"]
         precision = given.get("precision", "auto")
         if precision == "auto":
             precision = policy.removeprefix("mixed_")
