@@ -5,12 +5,13 @@ import re
 
 import setuptools
 
-TENSORFLOW = ">=2.21.0,<2.22"
+TENSORFLOW = ">=2.20,<3"
 CORE = [
     f"tensorflow{TENSORFLOW}",
-    "tensorflow-text>=2.21.1,<2.22",  # The tokenizer's operations; 2.21.0 is broken.
-    "keras>=3.15.1,<3.16",  # Comes with TensorFlow; pinned, since AdamW extends its optimizer.
-    "keras-nlp>=0.32.0,<0.33",  # Reads its presets; imported nowhere else.
+    # The tokenizer's operations; requires TensorFlow of the same minor version. 2.21.0 is broken.
+    "tensorflow-text>=2.20,!=2.21.0,<3",
+    "keras>=3.12,<4",  # Comes with TensorFlow; AdamW extends its optimizer.
+    "keras-nlp>=0.25.1,<1",  # Reads its presets; imported nowhere else.
     "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; writes tokenizer.json.
     "huggingface_hub>=0.25",  # Downloads models of the hub by their ids; comes with tokenizers.
     "numpy>=1.26",
@@ -28,7 +29,7 @@ CORE = [
 ]
 # Extras for users, all of which `all` installs.
 OPTIONAL = {
-    # Pretraining data beyond one machine; resolves with TensorFlow 2.21.
+    # Pretraining data beyond one machine.
     "beam": ["apache-beam==2.77.0"],
     # The same on a Dask cluster: its scheduler and workers, and Beam's runner for them.
     "dask": ["apache-beam[dask]==2.77.0"],
@@ -41,9 +42,9 @@ OPTIONAL = {
     "parquet": ["pyarrow>=16"],  # Rows and predictions in .parquet.
     "plots": ["matplotlib>=3.9"],
     # gRPC requests and warm-up records.
-    "serving": ["tensorflow-serving-api>=2.21,<2.22"],
-    # 2.20 imports pkg_resources, which setuptools no longer has.
-    "tensorboard": ["tensorboard>=2.21"],
+    "serving": ["tensorflow-serving-api>=2.20,<3"],
+    # Of TensorFlow's version. 2.20 imports pkg_resources, which setuptools has before 81.
+    "tensorboard": ["tensorboard>=2.20,<3"],
 }
 DOCS = ["mkdocs-material==9.8.1"]  # The site of docs/, by `make docs`.
 EXTRAS = {
