@@ -12,12 +12,12 @@ CORE = [
     "tensorflow-text>=2.20,!=2.21.0,<3",
     "keras>=3.12,<4",  # Comes with TensorFlow; AdamW extends its optimizer.
     "keras-nlp>=0.25.1,<1",  # Reads its presets; imported nowhere else.
-    "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; writes tokenizer.json.
+    "tokenizers>=0.22,<1",  # Merges the pieces of a vocabulary; writes tokenizer.json.
     "huggingface_hub>=0.25",  # Downloads models of the hub by their ids; comes with tokenizers.
     "numpy>=1.26",
     "scikit-learn>=1.5",  # Metrics of classification.
     "scipy>=1.13",  # Correlations, and the search of a temperature.
-    "seqeval==1.2.2",  # Metrics of entities.
+    "seqeval>=1.2.2,<2",  # Metrics of entities.
     "absl-py>=2.1",  # Flags.
     "filelock>=4,<5",  # One writer per directory; comes with tokenizers. 3 empties held lock files.
     "jinja2>=3.1",  # The text files in exported models.
@@ -30,9 +30,9 @@ CORE = [
 # Extras for users, all of which `all` installs.
 OPTIONAL = {
     # Pretraining data beyond one machine.
-    "beam": ["apache-beam==2.77.0"],
+    "beam": ["apache-beam>=2.77,<3"],
     # The same on a Dask cluster: its scheduler and workers, and Beam's runner for them.
-    "dask": ["apache-beam[dask]==2.77.0"],
+    "dask": ["apache-beam[dask]>=2.77,<3"],
     # Approximate search in an index that is mapped into memory as it was saved; 13 MB with its
     # dependency. hnswlib has had no release since 2023 and no wheels. faiss-cpu is kept as well,
     # but its wheel is larger (19 MB) and brings a BLAS of its own.

@@ -20,6 +20,7 @@ ROWS = {
         "tensorflow-serving-api==2.20.0",
         "keras==3.12.4",
         "keras-nlp==0.25.1",
+        "tokenizers==0.22.2",
         "setuptools<81",
     ],
     "newest": [],
