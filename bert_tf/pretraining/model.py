@@ -123,13 +123,12 @@ class PretrainingModel(keras.Model):
         self.config = config
         self.encoder = Encoder(config, name="bert", dtype=dtype, recompute=recompute)
         self.masked_lm = MaskedLmHead(config, name="masked_lm", dtype=dtype)
-        layers = [self.encoder, self.masked_lm]
-        self.next_sentence = None
+        for layer in (self.encoder, self.masked_lm):
+            layer.build((None, config.hidden_size))
+        self.next_sentence: NextSentenceHead | None = None
         if next_sentence:
             self.next_sentence = NextSentenceHead(config, name="next_sentence", dtype="float32")
-            layers.append(self.next_sentence)
-        for layer in layers:
-            layer.build((None, config.hidden_size))
+            self.next_sentence.build((None, config.hidden_size))
         self.built = True
 
     def freeze_next_sentence(self) -> None:

@@ -153,7 +153,7 @@ def _pretrain(settings, log, strategy):
         heads = run.train.get("heads", list(HEADS))
     else:
         is_kept = source is not None and "next_sentence" in source.heads
-        heads = list(HEADS if has_next_sentence or is_kept else HEADS[:1])
+        heads = list(HEADS) if has_next_sentence or is_kept else ["masked_lm"]
     # The seed makes the initial weights equal on all workers.
     with strategy.scope(), initial_weights_seed(settings.seed):
         model = PretrainingModel(
@@ -193,7 +193,7 @@ def _pretrain(settings, log, strategy):
     log(compilation.describe(settings.precision, is_compiled))
 
     # All phases share one step counter, learning-rate schedule and optimizer state.
-    trained = HEADS if has_next_sentence else HEADS[:1]
+    trained = HEADS if has_next_sentence else ("masked_lm",)
     step = TrainStep(
         model,
         {name: LOSSES[name] for name in trained},
