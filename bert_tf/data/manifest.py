@@ -220,7 +220,8 @@ class Manifest(ShardManifest):
             }.get(input_format or "", "a document needs several")
         return (
             f"{self.directory}: {self.random_next:.1%} random next, expected about 50%: next "
-            f"sentence prediction cannot be learned from these examples, since {cause}"
+            f"sentence prediction cannot be learned from these examples, since {cause}; for texts "
+            "of one sentence use --next_sentence=false of write_shards"
         )
 
     @property

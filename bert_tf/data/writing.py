@@ -160,7 +160,8 @@ def check_index(index: DocumentIndex, settings: WriteShardsSettings) -> None:
         advice = (
             f"use --num_shards={max_shards} or less"
             if max_shards
-            else "separate documents by blank lines (or see --input_format)"
+            else "separate documents by blank lines (or see --input_format), or write single "
+            "texts with --next_sentence=false"
         )
         raise UserError(
             f"--num_shards={settings.num_shards}: {len(index)} documents, expected at least "

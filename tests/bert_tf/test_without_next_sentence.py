@@ -42,8 +42,9 @@ def written(tmp_path, monkeypatch, text, **changes):
     Vocabulary(ENTRIES).save(tmp_path / "vocab.txt")
     (tmp_path / "text.txt").write_text(text)
     corpus = {"input": str(tmp_path / "text.txt"), "vocab": str(tmp_path / "vocab.txt")}
-    values = {"max_seq_length": 8, "max_predictions_per_seq": 3, "dupe_factor": 1, **changes}
-    settings = shard_settings(corpus, tmp_path / "plain", next_sentence=False, **values)
+    values = {"max_seq_length": 8, "max_predictions_per_seq": 3, "dupe_factor": 1}
+    values |= {"next_sentence": False, **changes}
+    settings = shard_settings(corpus, tmp_path / "plain", **values)
     log = []
     manifest = writing.write_shards(settings, log.append)
     found = {}
@@ -131,6 +132,14 @@ def test_each_pass_has_all_tokens_once_in_random_order():
 def test_settings_of_pairs_are_refused(corpus, tmp_path, change):
     with pytest.raises(UserError, match=f"--{next(iter(change))}=.*: only for pairs of segments; "):
         shard_settings(corpus, tmp_path, next_sentence=False, **change)
+
+
+def test_errors_of_pairs_name_the_flag_for_single_texts(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="1 documents, .* with --next_sentence=false$"):
+        written(tmp_path, monkeypatch, "\n".join(TEXTS), next_sentence=True)
+    values = {"settings": {}, "shards": [{"records": 10, "random_next": 10}]}
+    warning = Manifest("shards", values).next_sentence_warning()
+    assert warning.endswith("for texts of one sentence use --next_sentence=false of write_shards")
 
 
 def test_inspection_shows_texts_without_segments(tmp_path):
