@@ -118,7 +118,9 @@ def prepare(page):
             pathlib.Path("RUN").rename("TEACHER")
             small.write_rows("texts.csv", [(text,) for text in TEXTS], ("text",))
         case "docs/domain-adaptation.md":
-            shutil.copy("corpus/a.txt", "domain.txt")
+            pathlib.Path("texts.txt").write_text("\n".join(TEXTS) + "\n")
+        case "docs/pretraining-data.md":
+            shutil.copy("corpus/a.txt", "texts.txt")
         case (
             "docs/litert.md"
             | "docs/plots.md"

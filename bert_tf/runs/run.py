@@ -49,6 +49,8 @@ _TRAIN_KINDS: dict[str, type] = {
     "changes": list,
     "origin": str,
     "has_new_head": bool,
+    "has_trained_pooler": bool,
+    "heads": list,
     "threads": int,
     "teacher": dict,
 }

@@ -71,6 +71,8 @@ class PretrainedWeights:
             dense layers are in `weights`.
         unsupported_embedder: Why the source is an embedder whose vectors cannot be computed here.
         has_new_head: Whether the head was never trained, as in a run that `save_run` has written.
+        has_trained_pooler: Whether the pooler was trained. That of sentence-transformers was not,
+            nor was a new one of a run that was pretrained without next sentences.
     """
 
     config: BertConfig
@@ -83,6 +85,7 @@ class PretrainedWeights:
     embedder: dict[str, Any] | None = None
     unsupported_embedder: str | None = None
     has_new_head: bool = False
+    has_trained_pooler: bool = True
 
     @property
     def run_task(self) -> dict[str, Any] | None:
@@ -179,6 +182,7 @@ class PretrainedWeights:
         """Write the weights to a new run directory, as its checkpoint of step 0; return the run."""
         with Run.writing(path):
             train = {"origin": self.origin, "has_new_head": self.has_new_head}
+            train["has_trained_pooler"] = self.has_trained_pooler
             run = Run.create(path, self.config, self.vocabulary, train, self.run_task)
             run.checkpoints.save(0, self.saved_weights)
         return run
@@ -321,6 +325,7 @@ def _read(path, config_file, vocab_file, labels, pairs):
     if name_map.POOLER.isdisjoint(weights):
         weights |= _new_pooler(config)
         found["initialized"] = ("pooler",)
+    found["has_trained_pooler"] = not (is_embedder or "initialized" in found)
     if not is_embedder:
         weights |= heads.of_next_sentence(weights, stored.values)
     encoder = {name: array for name, array in weights.items() if name not in _CLASSIFIER}
@@ -396,6 +401,7 @@ def _read_run(run, step):
         task=task,
         embedder=embedder,
         has_new_head=run.train.get("has_new_head", False),
+        has_trained_pooler=run.train.get("has_trained_pooler", True),
     )
 
 

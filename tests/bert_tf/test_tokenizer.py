@@ -105,7 +105,11 @@ def test_hangul_is_decomposed_and_each_piece_covers_its_syllable():
 def test_an_entry_that_no_text_contains_is_no_token_of_a_word_that_is_too_long():
     tokenizer = Tokenizer(Vocabulary([*SPECIALS, "\ufffd", "ä", "b"]), do_lower_case=False)
     tokens = tokenizer.tokenize_with_offsets(tf.constant(["é" * 201, "ä b"]))
-    assert [part.to_list() for part in tokens[:3]] == [[[1], [6, 7]], [[0], [0, 2]], [[201], [1, 3]]]
+    assert [part.to_list() for part in tokens[:3]] == [
+        [[1], [6, 7]],
+        [[0], [0, 2]],
+        [[201], [1, 3]],
+    ]
 
 
 def test_sigma_is_final_where_python_makes_it_final():
