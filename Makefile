@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 OLDER = $(VENV)-tf220
 
-.PHONY: demo test test-medium test-slow lint docs benchmark clean
+.PHONY: demo test test-medium test-slow test-versions lint docs benchmark clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,10 @@ test-slow: $(VENV)/.test $(OLDER)/.done
 	find $(or $(TESTS),tests) -name 'test_*.py' | sort | BERT_TF_OTHER_PYTHON=$(abspath $(OLDER))/bin/python xargs -P 2 -n 1 \
 		sh -c 'out=$$($(BIN)/python -m pytest -q -m slow --durations=3 "$$0" 2>&1); code=$$?; \
 			echo "$$0: $$out"; test $$code -eq 0 -o $$code -eq 5'
+
+# The fast tests in an environment per row of tests/versions.py; docs/tested-versions.md has what passed.
+test-versions:
+	$(PYTHON) tests/versions.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -63,4 +67,4 @@ $(OLDER)/.done: Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDER) demo build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDER) .venv-versions demo build *.egg-info .pytest_cache .ruff_cache

@@ -5,17 +5,19 @@ import re
 
 import setuptools
 
-TENSORFLOW = ">=2.21.0,<2.22"
+TENSORFLOW = ">=2.20,<3"
 CORE = [
     f"tensorflow{TENSORFLOW}",
-    "tensorflow-text>=2.21.1,<2.22",  # The tokenizer's operations; 2.21.0 is broken.
-    "keras>=3.15.1,<3.16",  # Comes with TensorFlow; pinned, since AdamW extends its optimizer.
-    "keras-nlp>=0.32.0,<0.33",  # Reads its presets; imported nowhere else.
-    "tokenizers>=0.23.3,<0.24",  # Merges the pieces of a vocabulary; writes tokenizer.json.
+    # The tokenizer's operations; requires TensorFlow of the same minor version. 2.21.0 is broken.
+    "tensorflow-text>=2.20,!=2.21.0,<3",
+    "keras>=3.12,<4",  # Comes with TensorFlow; AdamW extends its optimizer.
+    "keras-nlp>=0.25.1,<1",  # Reads its presets; imported nowhere else.
+    "tokenizers>=0.22,<1",  # Merges the pieces of a vocabulary; writes tokenizer.json.
+    "huggingface_hub>=0.25",  # Downloads models of the hub by their ids; comes with tokenizers.
     "numpy>=1.26",
     "scikit-learn>=1.5",  # Metrics of classification.
     "scipy>=1.13",  # Correlations, and the search of a temperature.
-    "seqeval==1.2.2",  # Metrics of entities.
+    "seqeval>=1.2.2,<2",  # Metrics of entities.
     "absl-py>=2.1",  # Flags.
     "filelock>=4,<5",  # One writer per directory; comes with tokenizers. 3 empties held lock files.
     "jinja2>=3.1",  # The text files in exported models.
@@ -27,10 +29,10 @@ CORE = [
 ]
 # Extras for users, all of which `all` installs.
 OPTIONAL = {
-    # Pretraining data beyond one machine; resolves with TensorFlow 2.21.
-    "beam": ["apache-beam==2.77.0"],
+    # Pretraining data beyond one machine.
+    "beam": ["apache-beam>=2.77,<3"],
     # The same on a Dask cluster: its scheduler and workers, and Beam's runner for them.
-    "dask": ["apache-beam[dask]==2.77.0"],
+    "dask": ["apache-beam[dask]>=2.77,<3"],
     # Approximate search in an index that is mapped into memory as it was saved; 13 MB with its
     # dependency. hnswlib has had no release since 2023 and no wheels. faiss-cpu is kept as well,
     # but its wheel is larger (19 MB) and brings a BLAS of its own.
@@ -40,9 +42,9 @@ OPTIONAL = {
     "parquet": ["pyarrow>=16"],  # Rows and predictions in .parquet.
     "plots": ["matplotlib>=3.9"],
     # gRPC requests and warm-up records.
-    "serving": ["tensorflow-serving-api>=2.21,<2.22"],
-    # 2.20 imports pkg_resources, which setuptools no longer has.
-    "tensorboard": ["tensorboard>=2.21"],
+    "serving": ["tensorflow-serving-api>=2.20,<3"],
+    # Of TensorFlow's version. 2.20 imports pkg_resources, which setuptools has before 81.
+    "tensorboard": ["tensorboard>=2.20,<3"],
 }
 DOCS = ["mkdocs-material==9.8.1"]  # The site of docs/, by `make docs`.
 EXTRAS = {

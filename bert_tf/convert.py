@@ -1,9 +1,10 @@
 """Convert BERT weights to a run directory, or to the format of another library.
 
-    bert-tf convert --from=PATH --to=RUN
+    bert-tf convert --from=google-bert/bert-base-uncased --to=RUN
     bert-tf convert --from=PATH --to=DIR --format=huggingface
 
-PATH is a Hugging Face directory (config.json, model.safetensors, vocab.txt), also one of
+PATH is an id of the Hugging Face hub, which is downloaded, owner/name or owner/name@revision, or a
+Hugging Face directory (config.json, model.safetensors, vocab.txt), also one of
 sentence-transformers (modules.json), or a run. It may be a Google release or the prefix of a
 fine-tuned TensorFlow checkpoint (bert_config.json, vocab.txt, DIR/model.ckpt-343), or a keras-hub
 BERT preset (directory or name). The head of a fine-tuned model is converted too: the run can be
@@ -25,7 +26,7 @@ from bert_tf.weights import heads, sources
 class ConvertSettings:
     """Settings of bert-tf convert, one per flag."""
 
-    from_: str = command.flag("pretrained weights or run to read")
+    from_: str = command.flag("pretrained weights or run to read, or an id of the Hugging Face hub")
     to: str = command.flag("run directory, or directory of another format, to create")
     format: str = command.flag(
         "output format",

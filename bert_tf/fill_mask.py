@@ -18,8 +18,8 @@ class FillMaskSettings:
     """Flags of the command."""
 
     model: str = command.flag(
-        "weights with a masked language model head: run, Hugging Face directory, Google release or "
-        "keras-hub preset"
+        "weights with a masked language model head: id of the Hugging Face hub, run, Hugging Face "
+        "directory, Google release or keras-hub preset"
     )
     text: str = command.flag("text with at least one [MASK]")
     top_k: int = command.flag("candidates per mask", 5, bounds={">=": 1})
@@ -47,6 +47,7 @@ def main(settings: FillMaskSettings) -> None:
 
     use_precision("float32")
     pretrained = sources.read_pretrained(settings.model, settings.do_lower_case)
+    command.log(pretrained.origin)
     check_head(pretrained)
     model = PretrainingModel(pretrained.config)
     pretrained.assign_to(model)

@@ -20,7 +20,7 @@ from bert_tf.weights import sources
 class PlotAttentionSettings:
     """Flags of the command."""
 
-    run: str = command.flag("run directory, or other pretrained weights")
+    run: str = command.flag("run directory, or other pretrained weights or their id")
     text: str = command.flag("the text")
     output: str = command.flag("output file, .png or .html")
     text_b: str | None = command.flag("second text of a pair", None)
@@ -81,7 +81,8 @@ def main(settings: PlotAttentionSettings) -> None:
             )
             files.atomic_write_bytes(settings.output, image)
     layers, heads, length, _ = attention.weights_NATT.shape
-    command.log(f"{settings.output}: {length} tokens, {layers} layers, {heads} heads")
+    size = f"{length} tokens, {layers} layers, {heads} heads"
+    command.log(f"{settings.output}: {size}, {pretrained.origin}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tasks.base.task_types import check_run
 class ExportLiteRTSettings:
     """Flags of this command."""
 
-    run: str = command.flag("run directory")
+    run: str = command.flag("run directory, or another fine-tuned model: a --from of convert")
     output: str = command.flag("file to write, .tflite")
     quantize: str = command.flag(
         "weights: none for float32, float16, or dynamic for int8 matrices",

@@ -19,7 +19,7 @@ from tasks.base.task_types import check_run
 class ExportSettings:
     """Flags of this command."""
 
-    run: str = command.flag("run directory")
+    run: str = command.flag("run directory, or another fine-tuned model: a --from of convert")
     output_dir: str = command.flag("directory of versions, for the next version number")
     precision: str = command.flag(
         "float32; bfloat16 for processors with AVX512-BF16 or AMX and for GPUs since A100; float16 "

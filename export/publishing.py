@@ -50,7 +50,8 @@ def publish(
     renamed once they have passed the parity check. After any error nothing is published.
 
     Args:
-        model_or_run: A model such as `TextClassifier`, or the path of a run or .keras file.
+        model_or_run: A model such as `TextClassifier`, or what `tasks.load_model` takes, such as
+            the path of a run.
         output_dir: Directory of versions. It is created if it does not exist.
         precision: "float32", "bfloat16", "float16" on GPUs, or "int8" on CPUs.
         portable: Uses standard operations only, for other processors than x86-64. Single short
@@ -134,7 +135,9 @@ def loaded(
         if not (model.source and model.source.is_that_of(model.task, model.network)):
             # The metrics of a run are not those of a model that was trained further.
             directory = stack.enter_context(tempfile.TemporaryDirectory())
-            model = load_model(model.save_run(os.path.join(directory, "run")).path)
+            run = model.save_run(os.path.join(directory, "run"))
+            model = load_model(run.path)
+            model.record["origin"] = run.train["origin"]
         elif not is_exact:
             # The weights are float32, and so are the outputs that others are compared with.
             name = os.path.basename(model.source.path)
@@ -155,7 +158,7 @@ def _publish(model, output_dir, precision, portable, device, gate, log):
         ):
             for directory in made:
                 os.chmod(directory, 0o755)  # The server may run as another user.
-            log(f"writing the SavedModel of {model.source.path}")
+            log(f"writing the SavedModel of {model.record['origin']}")
             pipeline = write_saved_model(model, temporary, precision, portable, device)
             signatures = version_files.prepare(temporary, model, log)
             progress.move(1)

@@ -23,7 +23,7 @@ from tasks.prediction.retrieval import check_embedder, evaluate_retrieval, open_
 class EvaluateSettings:
     """Flags of the command."""
 
-    run: str = command.flag("run directory; for retrieval also another --model of bert-tf extract")
+    run: str = command.flag("run directory, or another fine-tuned model: a --from of convert")
     data: str = command.flag(
         "labelled rows in the format of the training file, or a directory of BEIR"
     )
@@ -52,8 +52,8 @@ class EvaluateSettings:
         """Check the run and the data without TensorFlow; raises UserError.
 
         Returns:
-            The rows of the file, or `None` for a remote run, which TensorFlow reads, and for
-            retrieval.
+            The rows of the file, or `None` for retrieval and for models that are read later: of
+            other libraries, and remote ones.
         """
         if self.is_retrieval:
             check_embedder(self.run, self.checkpoint)
@@ -81,9 +81,9 @@ def main(settings: EvaluateSettings, rows: FileRows | None = None) -> None:
 
     use_precision("float32")
     model = load_model(settings.run, checkpoint=settings.checkpoint)
-    assert model.source is not None  # Of a run.
-    command.log(f"{model.source.path}: evaluating on {settings.data}")
-    if model.source.untuned:
+    where = model.source.path if model.source else model.record["origin"]
+    command.log(f"{where}: evaluating on {settings.data}")
+    if model.source and model.source.untuned:
         command.log(f"warning: {model.source.untuned}")
     examples = model.task.load_examples(rows or settings.data)
     if examples.skipped_rows:
@@ -99,7 +99,7 @@ def main(settings: EvaluateSettings, rows: FileRows | None = None) -> None:
     warning = model.task.warning(report)
     if warning:
         command.log(f"warning: {warning}")
-    print(strict_json.dumps_result(report, model.source.path))
+    print(strict_json.dumps_result(report, where))
 
 
 def _evaluate_retrieval(settings):
@@ -107,6 +107,7 @@ def _evaluate_retrieval(settings):
     relevance = read_qrels(dataset.qrels)
     command.log(f"{settings.run}: evaluating on {len(relevance):,} queries of {dataset.qrels}")
     embedder = open_embedder(settings.run, settings.checkpoint)
+    command.log(embedder.record["origin"])
     metrics = evaluate_retrieval(embedder, dataset, relevance, command.log)
     print(strict_json.dumps_result(metrics, settings.run))
 

@@ -31,7 +31,8 @@ class ExtractSettings(EmbedderSettings, OutputSettings):
     """Flags of the command."""
 
     model: str = command.flag(
-        "run, Hugging Face or sentence-transformers directory, Google release or keras-hub preset"
+        "id of the Hugging Face hub, run, Hugging Face or sentence-transformers directory, Google "
+        "release or keras-hub preset"
     )
     input: str = command.flag(
         "rows: .csv, .tsv or .jsonl, also .gz, or .parquet; with --output_dir also a glob"
@@ -100,7 +101,7 @@ def main(settings: ExtractSettings) -> None:
         with sole_output(settings.output, settings.overwrite):
             embedder = job.embedder()
             count, bad = job.extract(embedder, settings.input, settings.output, command.log)
-        size = f" of {embedder.vector_size} numbers"
+        size = f" of {embedder.vector_size} numbers, {embedder.record['origin']}"
     errors = f", {bad} bad rows with an error instead" if bad else ""
     command.log(f"{settings.output_dir or settings.output}: {count} rows{size}{errors}")
 

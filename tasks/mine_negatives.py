@@ -93,8 +93,10 @@ def main(settings: MineNegativesSettings) -> None:
     corpus = [str(row.texts[settings.text_column]) for row in rows]
     count = found = incomplete = 0
     with sole_output(settings.output, settings.overwrite), atomic_writer(settings.output) as lines:
+        embedder = open_embedder(settings.run)
+        command.log(embedder.record["origin"])
         for mined in mine_negatives(
-            open_embedder(settings.run),
+            embedder,
             corpus,
             pairs,
             num_negatives=settings.num_negatives,

@@ -16,6 +16,7 @@ import dataclasses
 import os
 
 from bert_tf.errors import UserError
+from bert_tf.runs.run import Run
 from bert_tf.storage import strict_json
 from bert_tf.system import command
 from tasks.base.task_types import check_run, check_unlabelled, task_type
@@ -36,7 +37,10 @@ from tasks.prediction.outputs import (
 class PredictSettings(OutputSettings):
     """Settings of bert-tf predict."""
 
-    run: str = command.flag("run directory; with --output_dir also a published model")
+    run: str = command.flag(
+        "run directory, or another fine-tuned model: a --from of convert; with --output_dir also a "
+        "published model"
+    )
     input: str | None = command.flag(
         "input file, in a format of the task, with --output_dir also a glob; labels are not needed",
         None,
@@ -132,17 +136,26 @@ def _predict_shards(settings):
         job = PredictionJob(model=version, task=published_task(version), **common)
     else:
         command.import_tensorflow()
-        from tasks.graph.run_checkpoint import RunCheckpoint
-
-        source = RunCheckpoint.open(settings.run, settings.checkpoint)
-        _check_tuned(source)
-        task = source.run.task or {"kind": "pretrained"}
-        name = os.path.basename(source.path)
+        task, name = _task_and_checkpoint(settings)
         job = PredictionJob(model=settings.run, task=task, checkpoint=name, **common)
     # Workers import this command, not a script that adds a type and calls it.
     job = dataclasses.replace(job, task_type=task_type(job.task["kind"]))
     counts = write_output_shards(job, settings, settings.input, common, command.log)
     _log_rows(settings.output_dir, *counts)
+
+
+def _task_and_checkpoint(settings):
+    """Return the task of a run and the name of its checkpoint; of other weights, `None`."""
+    from tasks.graph.run_checkpoint import RunCheckpoint
+    from tasks.model.loading import read_fine_tuned
+
+    if settings.checkpoint is None and not Run.exists(settings.run):
+        pretrained, task = read_fine_tuned(settings.run)
+        command.log(pretrained.origin)
+        return task.to_dict(), None
+    source = RunCheckpoint.open(settings.run, settings.checkpoint)
+    _check_tuned(source)
+    return source.run.task or {"kind": "pretrained"}, os.path.basename(source.path)
 
 
 def _load(settings):
@@ -151,7 +164,10 @@ def _load(settings):
 
     use_precision("float32")
     model = load_model(settings.run, checkpoint=settings.checkpoint)
-    _check_tuned(model.source)
+    if model.source:
+        _check_tuned(model.source)
+    else:
+        command.log(model.record["origin"])
     return model
 
 

@@ -117,6 +117,7 @@ def main(settings: SearchSettings) -> None:
             f"{count:,} rows; run bert-tf extract on it again"
         )
     pretrained = sources.read_pretrained(settings.model, settings.do_lower_case)
+    command.log(pretrained.origin)
     embedder = settings.create_embedder(pretrained)
     _warn_of_prompts(settings, embedder.task)
     query_1D = embedder.predict([settings.query], prompt=_prompt_of_query(settings, embedder))

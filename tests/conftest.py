@@ -10,6 +10,7 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ["HF_HUB_OFFLINE"] = "1"  # tests/hub.py serves what the hub would.
 if "BERT_TF_TEST_GPU" not in os.environ:  # Tests and their processes would share its memory.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # As in the commands, on any processor.

@@ -237,7 +237,6 @@ def test_one_place_opens_text():
         "__main__.py",
         "plots.py",
         "transformers_runner.py",
-        "huggingface.py",
         "isolated_runner.py",
     ]
 

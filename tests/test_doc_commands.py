@@ -20,8 +20,13 @@ from tests.test_docs import PAGES, command_lines, read
 # pages have commands of make and pytest.
 LEFT_OUT = {"docs/demo.md", "docs/commands.md", "docs/own-head.md"}
 NOT_RUN = ("--url=", "--grpc=", "--help", "--version", "--dask_address=", "--beam_args=", "...")
-WORDS = {"PATH": "DIR", "WEIGHTS": "DIR", "novels.txt": "corpus/a.txt", "MODELS/": "models/"}
-WORDS |= {"held_out.txt": "corpus/a.txt", "SHARDS128,SHARDS512": "SHARDS,HELD_OUT"}
+WORDS = {"PATH": "DIR", "novels.txt": "corpus/a.txt", "MODELS/": "models/"}
+WORDS |= {"sentence-transformers/all-MiniLM-L6-v2": "DIR", "google-bert/bert-base-uncased": "DIR"}
+WORDS |= {
+    "ProsusAI/finbert": "THEIR_CLASSIFIER",
+    "held_out.txt": "corpus/a.txt",
+    "SHARDS128,SHARDS512": "SHARDS,HELD_OUT",
+}
 WORDS |= {"--model_size=base": "--config=config.json", "--model_size=mini": "--config=config.json"}
 WORDS |= {
     "--phase_steps=900000,100000": "--phase_steps=1,1",
@@ -100,6 +105,9 @@ def prepare(page):
             write_conll()
             fine_tune("tagging", train="train.conll", max_seq_length=16)
             run("bert-tf convert --from=RUN --to=THEIR_NER_MODEL --format=huggingface")
+            shutil.rmtree("RUN")
+            fine_tune(max_seq_length=16)
+            run("bert-tf convert --from=RUN --to=THEIR_CLASSIFIER --format=huggingface")
         case "docs/data-formats.md":
             write_both(("body", "topic"), labels)
         case "docs/distillation.md":
@@ -110,7 +118,9 @@ def prepare(page):
             pathlib.Path("RUN").rename("TEACHER")
             small.write_rows("texts.csv", [(text,) for text in TEXTS], ("text",))
         case "docs/domain-adaptation.md":
-            shutil.copy("corpus/a.txt", "domain.txt")
+            pathlib.Path("texts.txt").write_text("\n".join(TEXTS) + "\n")
+        case "docs/pretraining-data.md":
+            shutil.copy("corpus/a.txt", "texts.txt")
         case (
             "docs/litert.md"
             | "docs/plots.md"

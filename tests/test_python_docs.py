@@ -140,9 +140,9 @@ def test_the_examples_of_the_reference_run(namespace, vocabulary, tmp_path):
         for name, value in public.items()
         if (example := re.search(r"\n\n((?:    .+\n)+)", inspect.getdoc(value) or ""))
     }
-    namespace["TextClassifier"].from_pretrained(namespace["PATH"], labels=["a", "b"]).save_run(
-        "RUN"
-    )
+    model = namespace["TextClassifier"].from_pretrained(namespace["PATH"], labels=["a", "b"])
+    for name in ("RUN", "ProsusAI/finbert"):  # A path that exists is no id of the hub.
+        model.save_run(name)
     run(examples.values(), namespace)
     assert {"TextEmbedder", "Encoder", "Tokenizer", "load_model", "publish"} <= {*examples}
 
@@ -150,7 +150,8 @@ def test_the_examples_of_the_reference_run(namespace, vocabulary, tmp_path):
 @pytest.mark.slow
 def test_the_snippet_of_the_readme_runs(namespace, tmp_path):
     (source,) = snippets((ROOT / "README.md").read_text(encoding="utf-8"))
-    (tmp_path / "WEIGHTS").symlink_to(namespace["PATH"])
+    (tmp_path / "sentence-transformers").mkdir()  # A path that exists is no id of the hub.
+    (tmp_path / "sentence-transformers" / "all-MiniLM-L6-v2").symlink_to(namespace["PATH"])
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "complaints").symlink_to(tmp_path)
     run([source], namespace)

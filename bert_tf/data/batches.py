@@ -181,7 +181,7 @@ class PretrainingDataset:
                     "write_shards)"
                 )
         # Examples of other programs may have a single segment; their numbers are checked as read.
-        if tokenizer and config.type_vocab_size < 2:
+        if tokenizer and config.type_vocab_size < 2 and self.manifest.has_next_sentence:
             raise UserError(
                 f"{directory}: pairs of two segments; the configuration has type_vocab_size="
                 f"{config.type_vocab_size}, expected at least 2"
@@ -428,7 +428,7 @@ def _part(path, offset, expected):
 
 def pad_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Return `examples` as of `pack_examples` in the padded layout, with labels `(B,)`."""
-    return {**examples, tf_examples.LABELS: examples[tf_examples.LABELS][:, 0]}
+    return {**examples, **_next_sentence_labels(examples)}
 
 
 def flatten_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -437,7 +437,8 @@ def flatten_examples(examples: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     Returns:
         Dict with int32 input_ids and segment_ids `(T,)`, row_splits `(B + 1,)`,
         masked_lm_positions `(B, P)` relative to T, the other masked_lm_* tensors and
-        next_sentence_labels `(B,)`. T is rounded up to a bucket size; the tail is 0.
+        next_sentence_labels `(B,)`, if there are some. T is rounded up to a bucket size; the tail
+        is 0.
     """
     flat = to_flat(from_padded(examples), None)
     return _with_labels(flat, examples, flat["row_splits"][:-1, tf.newaxis])
@@ -456,7 +457,7 @@ def pack_examples(
 
     Returns:
         Dict with the inputs of `to_packed`, masked_lm_positions `(B, P)` relative to all
-        tokens, the other masked_lm_* tensors and next_sentence_labels `(B,)`.
+        tokens, the other masked_lm_* tensors and next_sentence_labels `(B,)`, if there are some.
     """
     if num_parts == 1:
         return _pack(examples, shape)
@@ -482,5 +483,10 @@ def _with_labels(inputs, examples, starts_B1):
         **inputs,
         **{name: examples[name] for name in tf_examples.MASKS},
         "masked_lm_positions": examples["masked_lm_positions"] + starts_B1,
-        tf_examples.LABELS: examples[tf_examples.LABELS][:, 0],
+        **_next_sentence_labels(examples),
     }
+
+
+def _next_sentence_labels(examples):
+    """Return the labels `(B,)` by name; examples without next sentences have none."""
+    return {name: examples[name][:, 0] for name in (tf_examples.LABELS,) if name in examples}

@@ -157,8 +157,8 @@ def spans(
 
     Args:
         stream: UTF-8 file, plain or gzip.
-        input_format: "lines", documents separated by blank lines; "text", one document per file;
-            or "jsonl", one object per line with a string in `text_field`.
+        input_format: "lines", documents separated by blank lines; "texts", one document per line;
+            "text", one per file; or "jsonl", one object per line with a string in `text_field`.
         text_field: Key of the text in "jsonl".
         copy_to: Stream that the file is also written to.
 
@@ -177,6 +177,13 @@ def spans(
         offsets = list(itertools.accumulate(sizes, initial=offset))
         # `splitlines` would end lines at other characters, too.
         stripped = [line.strip() for line in text.removesuffix("\n").split("\n")]
+        if input_format == "texts":
+            for line, begin, end in zip(stripped, offsets, offsets[1:], strict=False):
+                if _has_text(line):
+                    of_line = _Content()
+                    of_line.add([line])
+                    yield DocumentSpan(of_line.digest(), begin, end - begin)
+            continue
         first = 0
         for last in [number for number, line in enumerate(stripped) if not line] + [len(stripped)]:
             numbers = [number for number in range(first, last) if _has_text(stripped[number])]

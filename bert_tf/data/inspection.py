@@ -32,14 +32,16 @@ class ShardStatistics:
         self.lengths: list[np.ndarray] = []
         self.lengths_b: list[np.ndarray] = []
         self.predictions: list[np.ndarray] = []
-        self.random_next = 0
+        self.random_next: int | None = None  # Unless the examples are pairs of segments.
         self.mask_actions = np.zeros(3, np.int64)  # Counts of [MASK], kept, replaced.
 
     def add(self, examples: Mapping[str, np.ndarray]) -> None:
         """Add examples: arrays `(N, ...)` by feature name."""
         self.lengths.append(examples["input_mask"].sum(axis=1, dtype=np.int32))
         self.lengths_b.append(examples["segment_ids"].sum(axis=1, dtype=np.int32))
-        self.random_next += int(examples[tf_examples.LABELS].sum())
+        if tf_examples.LABELS in examples:
+            random_next = int(examples[tf_examples.LABELS].sum())
+            self.random_next = (self.random_next or 0) + random_next
         if "masked_lm_ids" in examples:
             is_predicted = examples["masked_lm_weights"] > 0
             self.predictions.append(is_predicted.sum(axis=1, dtype=np.int32))
@@ -59,9 +61,10 @@ class ShardStatistics:
         yield f"padding                {1 - lengths.sum() / num_positions:.2%} of all positions"
         yield f"full examples          {np.mean(lengths == max_seq_length):.2%}"
         yield _deciles("tokens per example", lengths)
-        yield _deciles("tokens of segment A", lengths - lengths_b - 2)
-        yield _deciles("tokens of segment B", np.maximum(lengths_b - 1, 0))
-        yield f"random next            {self.random_next / len(lengths):.2%}"
+        if self.random_next is not None:
+            yield _deciles("tokens of segment A", lengths - lengths_b - 2)
+            yield _deciles("tokens of segment B", np.maximum(lengths_b - 1, 0))
+            yield f"random next            {self.random_next / len(lengths):.2%}"
         if not self.predictions:
             yield "predicted tokens       none: dynamic masking"
             return
@@ -195,8 +198,9 @@ def format_example(example: Mapping[str, np.ndarray], vocabulary: Vocabulary) ->
             labels.append(f"{position} {token(label)}")
             tokens[position] = f"{{{tokens[position]}}}"
     segments = example["segment_ids"][:length]
-    yield f"{length} tokens, {'random next' if example[tf_examples.LABELS][0] else 'is next'}"
-    for number, name in enumerate("AB"):
+    pair = [("is next", "random next")[label] for label in example.get(tf_examples.LABELS, ())]
+    yield ", ".join([f"{length} tokens", *pair])
+    for number, name in enumerate("AB" if pair else "A"):
         words = [word for word, owner in zip(tokens, segments, strict=True) if owner == number]
         yield f"  {name}  {' '.join(words)}"
     if labels:

@@ -1,4 +1,4 @@
-"""Tokenize documents and build instances, pairs of segments for next sentence prediction.
+"""Tokenize documents and build instances: pairs of segments for next sentence prediction, or texts.
 
 Follows google-research/bert, create_pretraining_data.py (Devlin et al. 2019, A.2). A segment is
 always a range of consecutive tokens of one document, so an instance is four integers and a label.
@@ -55,18 +55,22 @@ class TokenizedDocuments:
 
 
 def tokenize_documents(
-    spans: Iterable[Span], input_format: str, text_field: str, tokenizer: Tokenizer
+    spans: Iterable[Span],
+    input_format: str,
+    text_field: str,
+    tokenizer: Tokenizer,
+    splits_sentences: bool = True,
 ) -> TokenizedDocuments:
     """Read and tokenize documents.
 
     `spans` are path, offset and length in bytes of each document. The format is as in
-    `documents.spans`.
+    `documents.spans`. Unless it splits sentences, a line is one, as in "lines".
 
     Raises:
         UserError: If a file was changed after it was indexed.
     """
     sentences: list[str] = []  # Of the current batch.
-    sentences_of_documents: list[int] = []
+    sentences_of_documents = array("q")
     # Token ids, and tokens per sentence, of each batch.
     ids, lengths, num_bytes = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], 0
 
@@ -80,7 +84,8 @@ def tokenize_documents(
 
     for path, offset, length in spans:
         lines = read_document(path, offset, length, input_format, text_field)
-        found = lines if input_format == "lines" else split_sentences(lines)
+        is_split = input_format == "lines" or not splits_sentences
+        found = lines if is_split else split_sentences(lines)
         found = [sentence for sentence in found if sentence]
         sentences_of_documents.append(len(found))
         for begin in range(0, len(found), 16):  # A document may be larger than a batch.
@@ -129,7 +134,7 @@ def _splits(sizes):
 
 @dataclasses.dataclass(frozen=True)
 class Instances:
-    """N instances: segments A and B as ranges of token indices."""
+    """N instances: segments A and B as ranges of token indices; B is empty if A is alone."""
 
     a_begin: np.ndarray  # int64 `(N,)`, index of the first token of A.
     a_end: np.ndarray  # int64 `(N,)`, index after the last token of A.
@@ -142,12 +147,31 @@ class Instances:
 
     @property
     def num_tokens(self) -> np.ndarray:
-        """Tokens per example with [CLS] and two [SEP], int64 `(N,)`."""
-        return self.a_end - self.a_begin + self.b_end - self.b_begin + NUM_SPECIALS
+        """Tokens per example with [CLS] and a [SEP] per segment, int64 `(N,)`."""
+        b_length = self.b_end - self.b_begin
+        return self.a_end - self.a_begin + b_length + NUM_SPECIALS - (b_length == 0)
 
     def rows(self, which: slice | np.ndarray) -> "Instances":
         """Select instances by a slice or an index array."""
         return Instances(*(getattr(self, field.name)[which] for field in dataclasses.fields(self)))
+
+
+def make_texts(
+    documents: TokenizedDocuments, *, max_seq_length: int, dupe_factor: int, seed: int
+) -> Instances:
+    """Build the instances without next sentences of the documents of a shard, in random order.
+
+    Each document is divided into examples that are full but for its last one.
+    """
+    budget = max_seq_length - NUM_SPECIALS + 1
+    splits = documents.sentence_splits[documents.document_splits]
+    counts = -(-np.diff(splits) // budget)
+    numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    begin = np.repeat(splits[:-1], counts) + budget * numbers
+    end = np.minimum(begin + budget, np.repeat(splits[1:], counts))
+    instances = Instances(begin, end, end, end, np.zeros(len(begin), bool))
+    order = np.random.default_rng(seed).permutation(dupe_factor * len(begin))
+    return instances.rows(order % max(1, len(begin)))
 
 
 def make_instances(

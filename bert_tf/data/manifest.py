@@ -191,6 +191,11 @@ class Manifest(ShardManifest):
         return sum(entry["records"] for entry in self.shards)
 
     @property
+    def has_next_sentence(self) -> bool:
+        """Whether the examples are pairs of segments with a label."""
+        return self.settings.get("next_sentence", True)
+
+    @property
     def random_next(self) -> float:
         """Fraction of the examples with a random next segment."""
         return sum(entry["random_next"] for entry in self.shards) / max(self.num_examples, 1)
@@ -222,7 +227,8 @@ class Manifest(ShardManifest):
             }.get(input_format or "", "a document needs several")
         return (
             f"{self.directory}: {self.random_next:.1%} random next, expected about 50%: next "
-            f"sentence prediction cannot be learned from these examples, since {cause}"
+            f"sentence prediction cannot be learned from these examples, since {cause}; for texts "
+            "of one sentence use --next_sentence=false of write_shards"
         )
 
     @property
@@ -361,6 +367,8 @@ def _check(values, path):
         check_size(settings, name, f"{path}: settings", minimum, MAX_SEQ_LENGTH)
     check_size(vocabulary, "entries", f"{path}: vocabulary", minimum=1)
     field(vocabulary, "sha256", str, f"{path}: vocabulary")
+    if "next_sentence" in settings:
+        field(settings, "next_sentence", bool, f"{path}: settings")
     masking = field(settings, "masking", str, f"{path}: settings")
     if masking not in ("static", "dynamic"):
         raise UserError(f"{path}: masking is {masking!r:.40}; expected static or dynamic")

@@ -7,7 +7,7 @@ from bert_tf.config import MAX_WORD_CHARACTERS
 from bert_tf.data.documents import FORMATS
 from bert_tf.data.jobs import RunnerSettings
 from bert_tf.errors import UserError
-from bert_tf.system.command import check_text, flag
+from bert_tf.system.command import check_text, defaults, flag
 
 # Settings that do not affect the content of a shard, or are in the manifest in resolved form.
 FREE = frozenset(
@@ -31,24 +31,30 @@ class WriteShardsSettings(RunnerSettings):
     output_dir: str = flag("directory of the shards, to create or to complete")
     input_format: str = flag(
         "lines: one sentence per line, blank lines between documents; text: one document per file; "
-        "jsonl: one JSON object per line and document",
+        "jsonl: one JSON object per line and document; without next sentences also lines: one text "
+        "per line, if there are no blank lines",
         "lines",
         choices=FORMATS,
     )
     text_field: str = flag("key of the text in JSON objects", "text")
     num_shards: int = flag("number of files", 64, bounds={">=": 1, "<=": 99_999})
     max_seq_length: int = flag(
-        "tokens per example, with [CLS] and two [SEP]", 128, bounds={">=": 5, "<=": 1 << 16}
+        "tokens per example, with [CLS] and [SEP]", 128, bounds={">=": 5, "<=": 1 << 16}
     )
     max_predictions_per_seq: int = flag(
         "maximum number of predicted tokens per example", 20, bounds={">=": 1}
     )
     masked_lm_prob: float = flag("fraction of tokens to predict", 0.15, bounds={">=": 0, "<=": 1})
+    next_sentence: bool = flag(
+        "pairs of segments for next sentence prediction; false: an example is [CLS] tokens [SEP] "
+        "of one text, for masked language modeling alone",
+        True,
+    )
     short_seq_prob: float = flag(
-        "fraction of documents with shorter examples", 0.1, bounds={">=": 0, "<=": 1}
+        "fraction of documents with shorter pairs", 0.1, bounds={">=": 0, "<=": 1}
     )
     dupe_factor: int = flag(
-        "passes over the text, each with other instances and masks",
+        "passes over the text, each with other pairs and masks",
         1,
         bounds={">=": 1, "<=": 1000},
     )
@@ -86,6 +92,13 @@ class WriteShardsSettings(RunnerSettings):
             raise UserError("--input: expected text files or globs")
         for pattern in self.input:
             check_text("input", pattern)
+        for name in ("short_seq_prob", "same_document_next"):
+            value = getattr(self, name)
+            if not self.next_sentence and value != defaults(WriteShardsSettings)[name]:
+                raise UserError(
+                    f"--{name}={value}: only for pairs of segments; omit it with "
+                    "--next_sentence=false"
+                )
         if self.max_predictions_per_seq > self.max_seq_length:
             raise UserError(
                 f"--max_predictions_per_seq={self.max_predictions_per_seq}: expected an integer <= "

@@ -5,15 +5,22 @@ any machine writes the same bytes.
 """
 
 import errno
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from bert_tf.data import masking, tf_examples
-from bert_tf.data.instances import make_instances, to_examples, tokenize_documents
+from bert_tf.data.instances import (
+    Instances,
+    make_instances,
+    make_texts,
+    to_examples,
+    tokenize_documents,
+)
 from bert_tf.data.settings import MASK_SETTINGS, WriteShardsSettings
 from bert_tf.data.sharded_output import Entry, Span
 from bert_tf.errors import UserError, tensorflow_reason
@@ -61,16 +68,25 @@ class ShardWriter:
         """
         settings, name = self.settings, os.path.basename(path)
         documents = tokenize_documents(
-            spans, settings.input_format, settings.text_field, self._tokenizer
+            spans,
+            settings.input_format,
+            settings.text_field,
+            self._tokenizer,
+            splits_sentences=settings.next_sentence,
         )
+        make: Callable[..., Instances] = make_texts
+        if settings.next_sentence:
+            make = functools.partial(
+                make_instances,
+                short_seq_prob=settings.short_seq_prob,
+                same_document_next=settings.same_document_next,
+            )
         try:
-            instances = make_instances(
+            instances = make(
                 documents,
                 max_seq_length=settings.max_seq_length,
-                short_seq_prob=settings.short_seq_prob,
                 dupe_factor=settings.dupe_factor,
                 seed=settings.seed * 100_000 + number,
-                same_document_next=settings.same_document_next,
             )
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
@@ -99,6 +115,8 @@ class ShardWriter:
 
     def _examples(self, instances, ids, number, begin):
         examples = to_examples(instances, ids, self.vocabulary, self.settings.max_seq_length)
+        if not self.settings.next_sentence:
+            del examples[tf_examples.LABELS]
         if self._mask is None:
             return examples
         numbers = np.arange(begin, begin + len(instances))

@@ -19,11 +19,12 @@ _FLOATS = ("masked_lm_weights",)
 
 
 def parser(
-    max_seq_length: int, max_predictions_per_seq: int
+    max_seq_length: int, max_predictions_per_seq: int, next_sentence: bool = True
 ) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
     """Return a function that parses serialized examples.
 
-    `max_predictions_per_seq` is 0 if the records contain no masks.
+    `max_predictions_per_seq` is 0 if the records contain no masks. With `next_sentence` they are
+    pairs of segments with a label.
 
     Returns:
         Function from a string tensor `(N,)` to int64 and float32 tensors `(N, L)`, `(N, P)` and
@@ -34,14 +35,19 @@ def parser(
         for name in MASKS:
             dtype = tf.float32 if name in _FLOATS else tf.int64
             features[name] = tf.io.FixedLenFeature([max_predictions_per_seq], dtype)
-    features[LABELS] = tf.io.FixedLenFeature([1], tf.int64)
+    if next_sentence:
+        features[LABELS] = tf.io.FixedLenFeature([1], tf.int64)
     return lambda records: tf.io.parse_example(records, features)
 
 
 def parser_of(settings: Mapping[str, Any]) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
     """Return the `parser` for the shards of a manifest with these settings."""
     is_masked = settings["masking"] == "static"
-    return parser(settings["max_seq_length"], settings["max_predictions_per_seq"] * is_masked)
+    return parser(
+        settings["max_seq_length"],
+        settings["max_predictions_per_seq"] * is_masked,
+        settings.get("next_sentence", True),
+    )
 
 
 def limits(vocab_size: int, max_seq_length: int, type_vocab_size: int = 2) -> dict[str, int]:

@@ -87,6 +87,15 @@ def write_shards(
         # Workers read the documents again by offset, so files must not change until the end.
         began, stamps = time.monotonic(), {path: files.stamp(path) for path in paths}
         index = documents.index(paths, settings.input_format, settings.text_field, spill_dir)
+        if not settings.next_sentence:
+            what = f"running text, filled up to {settings.max_seq_length} tokens within documents"
+            if settings.input_format == "jsonl":
+                what = "one text per object"
+            # A file without blank lines is a single document.
+            elif settings.input_format == "lines" and len(index) == len(np.unique(index.files)):
+                what = "one text per line, since no blank line separates documents"
+                index = documents.index(paths, "texts", settings.text_field, spill_dir)
+            log(f"input: {what}")
         num_bytes = int(index.lengths.sum())
         log(
             f"{len(index):,} documents, {num_bytes / 1e6:.1f} MB of text "
@@ -143,13 +152,15 @@ def check_index(index: DocumentIndex, settings: WriteShardsSettings) -> None:
         UserError: If there are too many shards for the documents, or too few for the text. The
             message suggests a number.
     """
-    min_documents = 1 if settings.same_document_next else MIN_DOCUMENTS
+    is_alone = settings.same_document_next or not settings.next_sentence
+    min_documents = 1 if is_alone else MIN_DOCUMENTS
     max_shards = len(index) // min_documents
-    if settings.num_shards > max_shards:
+    if settings.next_sentence and settings.num_shards > max_shards:
         advice = (
             f"use --num_shards={max_shards} or less"
             if max_shards
-            else "separate documents by blank lines (or see --input_format)"
+            else "separate documents by blank lines (or see --input_format), or write single "
+            "texts with --next_sentence=false"
         )
         raise UserError(
             f"--num_shards={settings.num_shards}: {len(index)} documents, expected at least "
@@ -213,9 +224,10 @@ def _cost(index, settings, num_shards):
 def _summary(manifest):
     tokens = sum(entry["tokens"] for entry in manifest.shards)
     num_positions = manifest.num_examples * manifest.settings["max_seq_length"]
+    pairs = f"; {manifest.random_next:.1%} random next" * manifest.has_next_sentence
     return (
         f"{manifest.directory}: {manifest.num_examples:,} examples in {len(manifest.shards)} "
         f"shards, {sum(entry['bytes'] for entry in manifest.shards) / 1e6:.1f} MB; {tokens:,} "
-        f"tokens, {1 - tokens / num_positions:.1%} of {num_positions:,} positions are padding; "
-        f"{manifest.random_next:.1%} random next"
+        f"tokens, {1 - tokens / num_positions:.1%} of {num_positions:,} positions are padding"
+        f"{pairs}"
     )

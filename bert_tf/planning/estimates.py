@@ -93,7 +93,7 @@ class Finetuning:
     samples: Sequence[Sequence[int]]  # Lengths of the windows of each training sample, in tokens.
     # The same of all dev files, which are evaluated after each epoch.
     dev_samples: Sequence[Sequence[int]]
-    epochs: int  # Passes over the samples.
+    epochs: float  # Passes over the samples.
     global_batch_size: int  # Samples per step, over all devices.
     devices: int  # Number of devices, each with a replica.
     device: Device
@@ -216,7 +216,7 @@ def estimate_finetuning(plan: Finetuning) -> FinetuningEstimate:
         memory=memory,
         fits=memory["peak"] <= available,
         largest_batch=most * parts,
-        num_steps=steps * plan.epochs,
+        num_steps=round(steps * plan.epochs),
         tokens_per_step=sum(map(sum, plan.samples)) / steps,
         most_tokens=round(_tokens(largest)),
         step_seconds=step_seconds,

@@ -46,6 +46,11 @@ class PretrainingEvaluator:
             shape = packed_shape(lengths, BATCH_EXAMPLES, size, strategy)
             self.layout = lambda examples: pack_examples(_filled_up(examples), shape)
             self._sums_on_replica = compile_with_weights(model, self._on_replica, strategy)
+        self._terms = {
+            name: term
+            for name, term in _TERMS.items()
+            if data.manifest.has_next_sentence or term[0] == "masked_lm"
+        }
         # Ceiling division, as the last batch may be smaller.
         everything = -(-len(data) // BATCH_EXAMPLES)
         self.num_batches = min(num_batches or everything, everything)
@@ -54,16 +59,16 @@ class PretrainingEvaluator:
     def metrics(self) -> dict[str, float]:
         """Evaluate the model; "perplexity" is exp of the masked_lm_loss.
 
-        The others are "masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss" and
-        "next_sentence_accuracy".
+        The others are "masked_lm_loss", "masked_lm_accuracy" and, of pairs of segments,
+        "next_sentence_loss" and "next_sentence_accuracy".
         """
-        sums = tf.zeros([len(_TERMS), 2], tf.float64)
+        sums = tf.zeros([len(self._terms), 2], tf.float64)
         for batch in distribute(self._batches, self.strategy, self.is_compiled):
             sums += self._sums(batch)  # On the device, which never waits for Python.
         # The lower bound avoids a division by zero if no position is masked.
         metrics = {
             name: total / max(weight, 1e-12)
-            for name, (total, weight) in zip(_TERMS, sums.numpy().tolist(), strict=True)
+            for name, (total, weight) in zip(self._terms, sums.numpy().tolist(), strict=True)
         }
         # exp overflows float64 above 709.
         return {**metrics, "perplexity": math.exp(min(metrics["masked_lm_loss"], 700))}
@@ -100,7 +105,7 @@ class PretrainingEvaluator:
         return tf.stack(
             [
                 weighted_sum(function, labels[name], outputs[name], weights[name])
-                for name, function in _TERMS.values()
+                for name, function in self._terms.values()
             ]
         )
 

@@ -100,13 +100,14 @@ class NextSentenceHead(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("bert_tf")
 class PretrainingModel(keras.Model):
-    """Encoder with both pretraining heads, built on construction.
+    """Encoder with one or both pretraining heads, built on construction.
 
     Args:
         config: `BertConfig`, or its dict form as stored in a Keras config.
         dtype: Keras dtype policy of encoder and masked language model head.
         recompute: Gradient checkpointing in the encoder.
         name: Model name.
+        next_sentence: Whether the model has a next sentence head.
     """
 
     def __init__(
@@ -115,21 +116,34 @@ class PretrainingModel(keras.Model):
         dtype: str = "float32",
         recompute: bool = False,
         name: str = "pretraining",
+        next_sentence: bool = True,
     ) -> None:
         super().__init__(name=name, autocast=False)  # Token ids may be floats.
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         self.config = config
         self.encoder = Encoder(config, name="bert", dtype=dtype, recompute=recompute)
         self.masked_lm = MaskedLmHead(config, name="masked_lm", dtype=dtype)
-        self.next_sentence = NextSentenceHead(config, name="next_sentence", dtype="float32")
-        for layer in (self.encoder, self.masked_lm, self.next_sentence):
+        for layer in (self.encoder, self.masked_lm):
             layer.build((None, config.hidden_size))
+        self.next_sentence: NextSentenceHead | None = None
+        if next_sentence:
+            self.next_sentence = NextSentenceHead(config, name="next_sentence", dtype="float32")
+            self.next_sentence.build((None, config.hidden_size))
         self.built = True
+
+    def freeze_next_sentence(self) -> None:
+        """Exclude the pooler and the next sentence head from training.
+
+        Call this before the optimizer is built.
+        """
+        self.encoder.pooler.trainable = False
+        if self.next_sentence:
+            self.next_sentence.trainable = False
 
     def call(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
     ) -> dict[str, tf.Tensor]:
-        """Run the encoder and both heads.
+        """Run the encoder and the heads.
 
         Args:
             inputs: Encoder inputs in either layout, and `masked_lm_positions`, int `(B, P)`:
@@ -138,7 +152,8 @@ class PretrainingModel(keras.Model):
             seed: int64 `(2,)`, the dropout seed; see `Encoder`.
 
         Returns:
-            Dict of float32 logits: "masked_lm" `(B, P, V)` and "next_sentence" `(B, 2)`.
+            Dict of float32 logits: "masked_lm" `(B, P, V)` and, with this head, "next_sentence"
+            `(B, 2)`.
         """
         seed = self.encoder.dropout_seed(training, seed)
         inputs = dict(inputs)
@@ -156,10 +171,10 @@ class PretrainingModel(keras.Model):
         masked_NH = tf.gather(hidden_TH, tf.reshape(positions_BP, [-1]))
         logits_NV = self.masked_lm(masked_NH, project=project, seed=seed)
         shape = [-1, positions_BP.shape[1] or tf.shape(positions_BP)[1], self.config.vocab_size]
-        return {
-            "masked_lm": tf.reshape(logits_NV, shape),
-            "next_sentence": self.next_sentence(outputs["pooled"]),
-        }
+        logits = {"masked_lm": tf.reshape(logits_NV, shape)}
+        if self.next_sentence:
+            logits["next_sentence"] = self.next_sentence(outputs["pooled"])
+        return logits
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments, with the `BertConfig` as a dict."""
@@ -168,6 +183,7 @@ class PretrainingModel(keras.Model):
             "dtype": self.encoder.dtype_policy.name,
             "recompute": self.encoder.recompute,
             "name": self.name,
+            "next_sentence": self.next_sentence is not None,
         }
 
 
@@ -176,18 +192,15 @@ def to_batch(examples: Mapping[str, tf.Tensor]) -> tuple[dict[str, tf.Tensor], .
 
     Returns:
         Tuple (inputs, labels, weights) of dicts. Labels and weights are keyed "masked_lm" `(B, P)`
-        and "next_sentence" `(B,)`.
+        and, for pairs of segments, "next_sentence" `(B,)`.
     """
-    labels = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels")
-    labels_B = examples["next_sentence_labels"]
-    weights_B = tf.ones_like(labels_B, tf.float32)
-    if "token_indices" in examples:  # Examples without tokens fill up the batch.
-        weights_B = tf.cast(examples["token_indices"][..., 0] >= 0, tf.float32)
-    return (
-        {name: values for name, values in examples.items() if name not in labels},
-        {"masked_lm": examples["masked_lm_ids"], "next_sentence": labels_B},
-        {
-            "masked_lm": examples["masked_lm_weights"],
-            "next_sentence": weights_B,
-        },
-    )
+    inputs = dict(examples)
+    labels = {"masked_lm": inputs.pop("masked_lm_ids")}
+    weights = {"masked_lm": inputs.pop("masked_lm_weights")}
+    if "next_sentence_labels" in inputs:
+        labels["next_sentence"] = inputs.pop("next_sentence_labels")
+        weights["next_sentence"] = tf.ones_like(labels["next_sentence"], tf.float32)
+        if "token_indices" in inputs:  # Examples without tokens fill up the batch.
+            is_filled_B = inputs["token_indices"][..., 0] >= 0
+            weights["next_sentence"] = tf.cast(is_filled_B, tf.float32)
+    return inputs, labels, weights

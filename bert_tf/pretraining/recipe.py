@@ -21,7 +21,12 @@ from bert_tf.planning.memory import StepSizes, step_memory
 from bert_tf.planning.report import device_line, training_lines
 from bert_tf.pretraining.evaluation import PretrainingEvaluator
 from bert_tf.pretraining.model import LOSSES, METRICS, PretrainingModel, to_batch
-from bert_tf.pretraining.settings import PretrainCommandSettings, PretrainSettings, load_config
+from bert_tf.pretraining.settings import (
+    PretrainCommandSettings,
+    PretrainSettings,
+    check_same_objective,
+    load_config,
+)
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
 from bert_tf.system.command import defaults
@@ -104,6 +109,8 @@ def _pretrain(settings, log, strategy):
         _check_config(settings, run)
     directories = (*settings.shards, *filter(None, [settings.eval_shards]))
     manifests = [Manifest.load(directory) for directory in directories]
+    check_same_objective(manifests)
+    has_next_sentence = manifests[0].has_next_sentence
     # The masks that are drawn in training leave no trace in the shards.
     record = {
         "data": [manifest.sha256 for manifest in manifests],
@@ -142,11 +149,24 @@ def _pretrain(settings, log, strategy):
         for line in run.changes():
             log(line)
 
+    # Without next sentences to learn from, a run has a head only if its start has one.
+    if run:
+        heads = run.train.get("heads", list(HEADS))
+    else:
+        is_kept = source is not None and "next_sentence" in source.heads
+        heads = list(HEADS) if has_next_sentence or is_kept else ["masked_lm"]
     # The seed makes the initial weights equal on all workers.
     with strategy.scope(), initial_weights_seed(settings.seed):
         policy = use_precision(settings.precision)
         warn_of_float16(policy)
-        model = PretrainingModel(config, policy, recompute=settings.gradient_checkpointing)
+        model = PretrainingModel(
+            config,
+            policy,
+            recompute=settings.gradient_checkpointing,
+            next_sentence="next_sentence" in heads,
+        )
+        if not has_next_sentence:
+            model.freeze_next_sentence()
         schedule = _schedule(settings, num_train_steps)
         optimizer = OPTIMIZERS[settings.optimizer](
             schedule,
@@ -159,7 +179,9 @@ def _pretrain(settings, log, strategy):
     if run is None:
         if source:
             source.assign_to(model)
-        train = {"settings": settings.recorded(), **record, "origin": _origin(source)}
+        is_trained = has_next_sentence or (source is not None and source.has_trained_pooler)
+        train = {"settings": settings.recorded(), **record, "origin": _origin(source, heads)}
+        train |= {"heads": heads, "has_trained_pooler": is_trained}
         if chief:
             Run.create(settings.output_dir, config, vocabulary, train)
         run = open_run(strategy, settings.output_dir, log_wait)
@@ -174,13 +196,14 @@ def _pretrain(settings, log, strategy):
     log(compilation.describe(settings.precision, is_compiled))
 
     # All phases share one step counter, learning-rate schedule and optimizer state.
+    trained = HEADS if has_next_sentence else ("masked_lm",)
     step = TrainStep(
         model,
-        LOSSES,
+        {name: LOSSES[name] for name in trained},
         optimizer,
         strategy,
         settings.seed,
-        metrics=METRICS,
+        metrics={name: metric for name, metric in METRICS.items() if metric[0] in trained},
         accumulation_steps=parts,
         is_compiled=is_compiled,
     )
@@ -236,18 +259,10 @@ def _schedule(settings, num_train_steps):
 
 def _change_steps(run, settings, num_train_steps):
     """Record a changed --num_train_steps; return a line on its effect, or `None`."""
-    before = run.train["settings"].get("num_train_steps", num_train_steps)
-    if settings.phase_steps or before == num_train_steps:
+    if settings.phase_steps:
         return None
-    step = run.checkpoints.latest_readable()
-    if step is None:
-        return None  # The loop reports the error.
-    rates = [float(_schedule(settings, steps)(step)) for steps in (before, num_train_steps)]
-    run.change_num_train_steps(step, before, num_train_steps, *rates)
-    return (
-        f"--num_train_steps: changed from {before} to {num_train_steps}; the learning rate at step "
-        f"{step} changes from {rates[0]:.3g} to {rates[1]:.3g} (recorded in "
-        f"{run.file('train.json')})"
+    return run.change_num_train_steps(
+        num_train_steps, lambda steps, step: float(_schedule(settings, steps)(step))
     )
 
 
@@ -417,11 +432,11 @@ def _read_verified(path):
         return {}
 
 
-def _origin(source):
+def _origin(source, heads):
     """Describe where the weights come from and which heads are newly initialized."""
     if not source:
         return "new weights"
-    new = [head for head in HEADS if head not in source.heads]
+    new = [head for head in heads if head not in source.heads]
     rest = f"; new {' and '.join(new)} head{'s' * (len(new) > 1)}" if new else ""
     return source.origin + rest
 

@@ -27,7 +27,9 @@ class PretrainSettings:
     output_dir: str = flag("run directory to create or resume")
     model_size: str | None = flag("published model size", None, choices=tuple(MODEL_SIZES))
     config: str | None = flag("bert_config.json of a custom model size", None)
-    init_from: str | None = flag("pretrained weights to start from", None)
+    init_from: str | None = flag(
+        "pretrained weights to start from, or an id of the Hugging Face hub", None
+    )
     eval_shards: str | None = flag("directory of held-out shards", None)
     phase_steps: tuple[str, ...] = flag(
         "training steps per phase, one number per directory of shards", ()
@@ -125,6 +127,7 @@ class PretrainSettings:
             for directory in (*self.shards, self.eval_shards)
             if directory and not files.is_remote(directory)
         ]
+        check_same_objective(manifests)
         for manifest in manifests:
             manifest.check_complete()
             manifest.vocabulary()
@@ -150,6 +153,17 @@ class PretrainSettings:
         for steps in map(int, self.phase_steps or (str(self.num_train_steps),)):
             ends.append(steps + (ends[-1] if ends else 0))
         return ends
+
+
+def check_same_objective(manifests: Iterable[Manifest]) -> None:
+    """Raise UserError if some shards have next sentences and others have not."""
+    by_kind = {manifest.has_next_sentence: manifest.directory for manifest in manifests}
+    if len(by_kind) > 1:
+        raise UserError(
+            f"--shards, --eval_shards: {by_kind[True]} has next sentences, {by_kind[False]} has "
+            "not (--next_sentence of write_shards); expected shards of one kind; pretrain in two "
+            "runs, the second with --init_from"
+        )
 
 
 def load_config(path: str, manifests: Iterable[Manifest]) -> BertConfig:

@@ -19,7 +19,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 from bert_tf.config import BertConfig, read_json_object
@@ -49,6 +49,8 @@ _TRAIN_KINDS: dict[str, type] = {
     "changes": list,
     "origin": str,
     "has_new_head": bool,
+    "has_trained_pooler": bool,
+    "heads": list,
     "threads": int,
     "teacher": dict,
 }
@@ -264,21 +266,38 @@ class Run:
         format_versions.check_same_settings(self.path, before, settings, defaults or {}, may_change)
 
     def change_num_train_steps(
-        self, step: int, before: int, after: int, rate_before: float, rate_after: float
-    ) -> None:
-        """Record in train.json that training resumes at `step` with another number of steps.
+        self, num_train_steps: int, rate_at: Callable[[int, int], float]
+    ) -> str | None:
+        """Record in train.json that training resumes with another number of steps.
 
-        The learning rates are those at `step` for `before` and `after` training steps in total.
+        Args:
+            num_train_steps: Training steps in total.
+            rate_at: Returns the learning rate for training steps in total, and a step.
+
+        Returns:
+            A line on the effect, or `None` if the number is the same.
         """
+        before = self.train["settings"].get("num_train_steps", num_train_steps)
+        if before == num_train_steps:
+            return None
+        step = self.checkpoints.latest_readable()
+        if step is None:
+            return None  # The loop reports the error.
+        rates = [rate_at(steps, step) for steps in (before, num_train_steps)]
         change = {
             "step": step,
-            "num_train_steps": [before, after],
-            "learning_rate": [rate_before, rate_after],
+            "num_train_steps": [before, num_train_steps],
+            "learning_rate": rates,
         }
-        self.train["settings"]["num_train_steps"] = after
+        self.train["settings"]["num_train_steps"] = num_train_steps
         self.train.setdefault("changes", []).append(change)
         if self.is_writer:
             self._write("train.json", format_versions.with_version(self.train))
+        return (
+            f"--num_train_steps: changed from {before} to {num_train_steps}; the learning rate at "
+            f"step {step} changes from {rates[0]:.3g} to {rates[1]:.3g} (recorded in "
+            f"{self.file('train.json')})"
+        )
 
     def changes(self) -> list[str]:
         """Return one warning per package version or thread count that has changed.

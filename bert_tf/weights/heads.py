@@ -15,7 +15,7 @@ Shape suffixes: H hidden size, C outputs of the head.
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -193,6 +193,30 @@ def reads_pairs(task: Mapping[str, Any]) -> bool:
     """Return True for a task whose sequences are two texts, the second one with segment 1."""
     of_kind = task["kind"] in ("span_qa", "multiple_choice", "ranking")
     return of_kind or len(task.get("text_columns", ())) > 1
+
+
+def options_of(
+    source: Mapping[str, Any], kind: str, options: Collection[str], given: Collection[str]
+) -> dict[str, Any]:
+    """Return the options of a model that keeps a head: those of the head's task, if they fit.
+
+    A model with labels of its own has a task of its own. An activation is chosen by the task type.
+
+    Args:
+        source: Task of the head, as in task.json; {} if there is none.
+        kind: Task type of the model.
+        options: Names of its options, beside max_seq_length.
+        given: Names of those that the user gives; with any of them, nothing is tuned yet.
+    """
+    is_kept = source.get("kind") == kind or (kind == "ranking" and is_ranker(source))
+    if not is_kept or "labels" in given:
+        return {}
+    names = {*options, "max_seq_length", *(() if given else _TUNED)} - {"activation"}
+    if "max_seq_length" in given:
+        names -= set(_OF_WINDOWS)
+    found = {name: source[name] for name in names & source.keys()}
+    is_pair = len(source.get("text_columns", ())) > 1
+    return {**found, "pairs": True} if is_pair and "pairs" in options else found
 
 
 def is_ranker(task: Mapping[str, Any]) -> bool:

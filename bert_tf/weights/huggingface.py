@@ -1,11 +1,12 @@
 """Reader of Hugging Face directories: configuration, tokenizer and weights of any age.
 
-The directory of a model that was downloaded from the hub is in a cache.
+huggingface_hub downloads a model of the hub to such a directory, in its cache.
 
 The weights are in PyTorch or TensorFlow files, and in one file or several. All get the names and
 the orientation of PyTorch.
 """
 
+import functools
 import os
 import pathlib
 import re
@@ -29,7 +30,33 @@ _COPIES = {
 }
 _OF_ENCODER = "embeddings.position_embeddings.weight"  # A tensor that every encoder has once.
 _INDEX = ".index.json"
-_ID = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")  # Of a model of the hub.
+# Of a model of the hub, perhaps with a revision: a branch, a tag or a commit.
+_ID = re.compile(r"((?:\w[\w.-]*/)?\w[\w.-]*)(?:@(\w[\w./-]*))?")
+_PRESET = re.compile(r"bert_\w+")  # Name of a preset of keras-hub.
+# Files of a model of the hub that are read beside its weights. Modules of an embedder are in
+# directories such as 1_Pooling, in old ones also its encoder: 0_Transformer or 0_BERT.
+_HUB_FILES = (
+    *(
+        f"{parent}{name}"
+        for parent in ("", "0_*/")
+        for name in (
+            *("config.json", "bert_config.json", "vocab.txt", "tokenizer.json"),
+            *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+            "sentence_bert_config.json",
+        )
+    ),
+    *("modules.json", "config_sentence_transformers.json", "?_*/config.json"),
+    *("?_Dense/model.safetensors", "?_Dense/pytorch_model.bin", "adapter_config.json"),
+    *("task.json", "preprocessor.json", "assets/tokenizer/vocabulary.txt"),  # Of keras-hub.
+)
+# Weights there by format, in the order of preference: only the first one that there is is read.
+_HUB_WEIGHTS = (
+    ("model.safetensors", f"model.safetensors{_INDEX}", "model-*.safetensors"),
+    ("pytorch_model.bin", f"pytorch_model.bin{_INDEX}", "pytorch_model-*.bin"),
+    ("tf_model.h5",),
+    ("model.weights.h5", "task.weights.h5"),
+    ("bert_model.ckpt*", "model.ckpt*"),
+)
 # Files of weights in the order of preference of transformers.
 _FILES = (
     "model.safetensors",
@@ -231,54 +258,75 @@ def _merge_copies(tensors, where):
                 )
 
 
-def find_cached(model_id: str) -> tuple[pathlib.Path, str] | None:
-    """Return the directory of a model that was downloaded from the hub, and its revision.
+@functools.cache  # In a process, an id is looked up once and is one commit.
+def download(path: str) -> tuple[pathlib.Path, str] | None:
+    """Download the model of the hub that an id names, owner/name[@revision], unless it is cached.
 
-    It is that of the main revision, "", or of the only one in the cache if none is known as main,
-    the commit. `None` is returned for an id without "/", as some old ones are, that is not there.
+    A name alone is that of a keras-hub preset if it begins with "bert_". Otherwise it is looked up
+    as it is, which the hub redirects for its oldest models, and then under sentence-transformers/.
+
+    Returns:
+        Its directory, whose name is the commit, and its id; `None` for a keras-hub preset.
 
     Raises:
-        UserError: An id with a "/" is not in the cache, or is none, or only other revisions are in
-            the cache.
+        UserError: It is a path and no id, or there is no such model, or none for this user, or none
+            in the cache while there is no network, or its configuration is not supported.
     """
-    if not _ID.fullmatch(model_id):
-        raise UserError(f"{model_id}: no such directory")
-    cache = _cache()
-    model = cache / f"models--{model_id.replace('/', '--')}"
-    snapshots = {path.name: path for path in sorted(model.glob("snapshots/*")) if path.is_dir()}
-    main, reference = None, model / "refs" / "main"
-    if reference.is_file():
-        main = reference.read_text(encoding="utf-8", errors="replace").strip()
-    if main in snapshots:
-        return snapshots[main], ""
-    if not main and len(snapshots) == 1:
-        ((commit, directory),) = snapshots.items()
-        return directory, commit
-    download = f"to download it, run: {download_command(model_id)}"
-    if snapshots:
-        raise UserError(
-            f"{model_id}: the Hugging Face cache has other revisions than main only; pass the "
-            f"directory of one, such as {min(snapshots.values())}; {download}"
-        )
-    if "/" not in model_id:
+    matched, missing = _ID.fullmatch(path), f"{path}: no such directory"
+    if not matched or os.path.lexists(path.partition("/")[0]):
+        raise UserError(missing)
+    name, revision = matched.groups()
+    if _PRESET.fullmatch(name):
         return None
-    raise UserError(
-        f"{model_id}: no such directory, and the Hugging Face cache {cache} has no such model; "
-        f"{download}"
-    )
+    from huggingface_hub import errors  # Imported here, since it takes a second.
+
+    names = [name] if "/" in name else [name, f"sentence-transformers/{name}"]
+    for model_id in names:
+        try:
+            return _download(model_id, revision), model_id
+        except UserError:
+            raise
+        except Exception as raised:  # The library, the network and the disk raise many types.
+            error = raised
+        is_gated = isinstance(error, errors.GatedRepoError)
+        absent = (errors.RepositoryNotFoundError, errors.LocalEntryNotFoundError)
+        if is_gated or not isinstance(error, absent):
+            break
+    reason = _reason(error, revision)
+    raise UserError(f"{missing}; {' or '.join(names)} of the Hugging Face hub {reason}")
 
 
-def download_command(model_id: str) -> str:
-    """Return the command that downloads a model."""
-    return f"hf download {model_id}"
+def _download(model_id, revision):
+    """Download the files of a model that are read: weights of one format, after the others."""
+    from huggingface_hub import snapshot_download
+
+    for weights in ((), *_HUB_WEIGHTS):
+        directory = pathlib.Path(
+            snapshot_download(
+                model_id,
+                revision=revision,
+                allow_patterns=[*_HUB_FILES, *weights, *(f"0_*/{name}" for name in weights)],
+            )
+        )
+        revision = directory.name  # The same commit for all files.
+        if not weights and "model_type" in tokenizer_files.object_in(directory / "config.json"):
+            _read_config(directory)  # Of another architecture, no weights are downloaded.
+        if any(any((*directory.glob(name), *directory.glob(f"0_*/{name}"))) for name in weights):
+            break
+    return directory
 
 
-def _cache():
-    """Return the directory of the cache, as huggingface_hub finds it."""
-    variables = os.environ
-    home = variables.get("HF_HOME") or os.path.join(
-        variables.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
-    )
-    cache = variables.get("HF_HUB_CACHE") or variables.get("HUGGINGFACE_HUB_CACHE")
-    # Unlike that of pathlib, this does not fail where the user has no home directory.
-    return pathlib.Path(os.path.expanduser(cache or os.path.join(home, "hub")))
+def _reason(error, revision):
+    """Return what is wrong with a model of the hub, after its name, as one line."""
+    from huggingface_hub import constants, errors
+
+    reasons = {
+        errors.GatedRepoError: "is gated: ask for access on its page, then run hf auth login",
+        errors.RepositoryNotFoundError: "does not exist, or is private and needs hf auth login",
+        errors.RevisionNotFoundError: f"has no revision {revision}",
+        errors.LocalEntryNotFoundError: f"is not in the cache {constants.HF_HUB_CACHE}, and the "
+        f"hub cannot be reached: {error.__cause__ or error}",
+    }
+    other = f"cannot be downloaded: {type(error).__name__}: {error}"
+    found = next((text for kind, text in reasons.items() if isinstance(error, kind)), other)
+    return f"{' '.join(found.split()):.400}"

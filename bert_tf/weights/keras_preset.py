@@ -14,7 +14,6 @@ from bert_tf.errors import UserError
 from bert_tf.storage.strict_json import field
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights import tensor_files
-from bert_tf.weights.huggingface import download_command
 from bert_tf.weights.name_map import StoredModel
 from bert_tf.weights.tokenizer_files import check_settings, object_in
 
@@ -163,7 +162,6 @@ def _save_published(preset, directory):
     except Exception as error:  # The library, Kaggle and the network raise many types of errors.
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"{preset}: no such directory, the Hugging Face cache has no such model (to download "
-            f"it, run: {download_command(preset)}), and keras-hub cannot load this preset: "
+            f"{preset}: no such directory, and keras-hub cannot load this preset: "
             f"{type(error).__name__}: {reason:.300}"
         ) from None

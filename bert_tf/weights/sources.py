@@ -71,6 +71,8 @@ class PretrainedWeights:
             dense layers are in `weights`.
         unsupported_embedder: Why the source is an embedder whose vectors cannot be computed here.
         has_new_head: Whether the head was never trained, as in a run that `save_run` has written.
+        has_trained_pooler: Whether the pooler was trained. That of sentence-transformers was not,
+            nor was a new one of a run that was pretrained without next sentences.
     """
 
     config: BertConfig
@@ -83,6 +85,7 @@ class PretrainedWeights:
     embedder: dict[str, Any] | None = None
     unsupported_embedder: str | None = None
     has_new_head: bool = False
+    has_trained_pooler: bool = True
 
     @property
     def run_task(self) -> dict[str, Any] | None:
@@ -179,6 +182,7 @@ class PretrainedWeights:
         """Write the weights to a new run directory, as its checkpoint of step 0; return the run."""
         with Run.writing(path):
             train = {"origin": self.origin, "has_new_head": self.has_new_head}
+            train["has_trained_pooler"] = self.has_trained_pooler
             run = Run.create(path, self.config, self.vocabulary, train, self.run_task)
             run.checkpoints.save(0, self.saved_weights)
         return run
@@ -217,8 +221,9 @@ def read_pretrained(
     keras-hub presets.
 
     Args:
-        path: Directory, prefix of a TensorFlow checkpoint, or the name of a published keras-hub
-            preset. Only runs may be remote.
+        path: Directory, prefix of a TensorFlow checkpoint, id of a model of the Hugging Face hub,
+            such as "google-bert/bert-base-uncased" or "owner/name@revision", or the name of a
+            published keras-hub preset. Only runs may be remote.
         do_lower_case: Overrides the source's setting.
         config_file: bert_config.json of a TensorFlow checkpoint, if it is not next to it.
         vocab_file: vocab.txt of a TensorFlow checkpoint, if it is not next to it.
@@ -320,6 +325,7 @@ def _read(path, config_file, vocab_file, labels, pairs):
     if name_map.POOLER.isdisjoint(weights):
         weights |= _new_pooler(config)
         found["initialized"] = ("pooler",)
+    found["has_trained_pooler"] = not (is_embedder or "initialized" in found)
     if not is_embedder:
         weights |= heads.of_next_sentence(weights, stored.values)
     encoder = {name: array for name, array in weights.items() if name not in _CLASSIFIER}
@@ -395,6 +401,7 @@ def _read_run(run, step):
         task=task,
         embedder=embedder,
         has_new_head=run.train.get("has_new_head", False),
+        has_trained_pooler=run.train.get("has_trained_pooler", True),
     )
 
 
@@ -455,14 +462,10 @@ def _reader_of(path, config_file=None, vocab_file=None):
             "vocab.txt, checkpoints/), a Hugging Face directory (model.safetensors), a Google "
             "release (bert_config.json) or a keras-hub preset"
         )
-    if downloaded := huggingface.find_cached(str(path)):
-        snapshot, commit = downloaded
-        try:
-            reader, where, _ = _reader_of(snapshot)
-        except UserError as error:
-            command = huggingface.download_command(str(path))
-            raise UserError(f"{error}; to download it, run: {command}") from None
-        return reader, where, f"Hugging Face model {path}{commit and f', revision {commit}'}"
+    if downloaded := huggingface.download(str(path)):
+        snapshot, model_id = downloaded
+        reader, where, _ = _reader_of(snapshot)
+        return reader, where, f"Hugging Face model {model_id}, revision {snapshot.name}"
     return keras_preset, str(path), f"keras-hub preset {path}"
 
 

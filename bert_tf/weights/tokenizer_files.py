@@ -6,6 +6,7 @@ tokenizer.json is complete.
 """
 
 import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -280,8 +281,15 @@ def _case(directory, settings, values, vocabulary):
     else:
         lower = settings.get("do_lower_case", True if values else None)
         strip = settings.get("strip_accents")
-    if lower is None:
-        lower = not vocabulary.looks_cased()
+    if lower is None and vocabulary.looks_cased():
+        lower = False
+        warnings.warn(
+            f"{directory}: text keeps its case, unless do_lower_case is given, since the "
+            "vocabulary has upper case; transformers lower-cases it, since no "
+            "tokenizer_config.json has do_lower_case",
+            stacklevel=2,
+        )
+    lower = True if lower is None else lower
     if object_in(directory / "sentence_bert_config.json").get("do_lower_case") and lower is False:
         # sentence-transformers lower-cases the text before the tokenizer, which keeps accents.
         return True, bool(strip)

@@ -60,7 +60,8 @@ def write_litert(
     After any error nothing is written.
 
     Args:
-        model_or_run: A model such as `TextClassifier`, or the path of a run or .keras file.
+        model_or_run: A model such as `TextClassifier`, or what `tasks.load_model` takes, such as
+            the path of a run.
         output: File to write.
         quantize: "none", "float16" or "dynamic"; see `convert`.
         checkpoint: Name of a directory in the checkpoints of the run; by default the best, else
@@ -96,7 +97,7 @@ def write_litert(
 
 def _write(model, temporary, quantize, log):
     with Progress(log, "stages", 2) as progress:
-        log(f"converting {model.source.path}")
+        log(f"converting {model.record['origin']}")
         pathlib.Path(temporary).write_bytes(convert(model, quantize))
         contents = archive.Contents(model.config, model.task.to_dict(), model.vocabulary)
         contents.append_to(temporary)

@@ -16,6 +16,7 @@ from typing import Any
 from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
 from bert_tf.storage import files
+from bert_tf.weights import sources
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.rows import (
     BadRow,
@@ -172,11 +173,15 @@ def check_unlabelled(task: Mapping[str, Any], path: str, accepts_bad: bool = Fal
 
 
 def check_run(path: str, checkpoint: str | None = None) -> Run | None:
-    """Return a run that has a checkpoint of a name, or any; `None` for a remote path.
+    """Return a run that has a checkpoint of a name, or any; `None` for another model.
 
-    A remote path cannot be read without TensorFlow. Raises UserError if there is none.
+    That may be the one at a remote path, which cannot be read without TensorFlow. Raises UserError
+    if there is none.
     """
     if files.is_remote(path):
+        return None
+    if checkpoint is None and not Run.exists(path):
+        sources.check(path, as_embedder=True)
         return None
     run = Run.open(path)
     run.checkpoints.step_of(checkpoint) if checkpoint else run.checkpoints.best_or_latest_step()

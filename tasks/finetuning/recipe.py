@@ -7,6 +7,7 @@ creates the model and tokenizes the rows, and writes nothing.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -212,7 +213,8 @@ def plan_of(
         config=model.config,
         samples=samples,
         dev_samples=[sample for dev in devs for sample in window_lengths(dev)],
-        epochs=of_run.epochs,
+        epochs=of_run.epochs
+        or of_run.num_train_steps / math.ceil(len(samples) / of_run.global_batch_size),
         global_batch_size=of_run.global_batch_size,
         devices=settings.devices,
         device=settings.linked(device, settings.strategy),

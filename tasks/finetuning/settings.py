@@ -63,12 +63,14 @@ class DataSettings:
     )
     train: str = flag("training file, in a format of the task (docs/data-formats.md)")
     init_from: str = flag(
-        "pretrained or fine-tuned weights: run, Hugging Face or sentence-transformers directory, "
-        "TensorFlow checkpoint or keras-hub preset"
+        "pretrained or fine-tuned weights: id of the Hugging Face hub, run, Hugging Face or "
+        "sentence-transformers directory, TensorFlow checkpoint or keras-hub preset"
     )
     output_dir: str = flag("run directory, created or resumed")
     dev: tuple[str, ...] = flag(
-        "dev files, evaluated after each epoch; the first one selects the best checkpoint", ()
+        "dev files, evaluated every epoch, or --eval_every steps; the first one selects the best "
+        "checkpoint",
+        (),
     )
     unlabelled: tuple[str, ...] = flag(
         "files of rows whose labels are not read, learned from the teacher alone", ()
@@ -294,7 +296,8 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
                     f"--{name}: not supported, since the files of {self.task} have fixed columns"
                 )
         class_imbalance.check_options(**vars(self))
-        for name in ("threshold_objective", "calibrate", "rare_label", "patience"):
+        self.check_has_dev(bool(self.dev))
+        for name in ("threshold_objective", "calibrate", "rare_label"):
             if name in given and not self.dev:
                 raise UserError(f"--{name}: requires --dev")
         if task_types.TASK_TYPES[kind].needs_dev and not self.dev:
@@ -462,6 +465,8 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         }
 
     def _default(self, field):
+        if field.name == "epochs" and self.num_train_steps is not None:
+            return None
         default = field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)
         if field.name == "max_seq_length" and self._dataset.kind == "similarity":
             return self._embedder().get(field.name, default)

@@ -84,7 +84,7 @@ def _sweep(settings, log, strategy, data):
         try:
             # Finished runs are found as such and not trained again.
             run = finetune(of_run, log, strategy, data)
-            metric = task_from_dict(run.task).best_metric
+            metric = of_run.best_metric or task_from_dict(run.task).best_metric
             # The others may see the evaluation late, and log nothing.
             results[name] = _result(run) if chief else {}
         except DivergenceError as error:

@@ -20,6 +20,7 @@ from typing import Any, Self
 import keras
 import numpy as np
 
+from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.runs import checkpoints
 from bert_tf.runs.run import Run
@@ -64,8 +65,7 @@ class RunCheckpoint:
         )
         tuned: dict[str, Any] | None
         if run.task is None:
-            length = run.config.max_position_embeddings
-            task, tuned = task_from_dict({"kind": PRETRAINED, "max_seq_length": length}), None
+            task, tuned = masked_lm_task(run.config), None
         else:
             task, tuned = task_at(run, step), tuned_at(run, step)
         return cls(run, task, run.checkpoints.path(step), tuned)
@@ -151,6 +151,11 @@ class RunCheckpoint:
         else:
             remedy = "was never fitted; call tune(x, y) of the model"
         return f"{self.path}: untuned: {names} {remedy}"
+
+
+def masked_lm_task(config: BertConfig) -> Task:
+    """Return the task of weights without the head of another one."""
+    return task_from_dict({"kind": PRETRAINED, "max_seq_length": config.max_position_embeddings})
 
 
 def tuned_at(run: Run, step: int) -> dict[str, Any] | None:

@@ -14,9 +14,11 @@ import keras
 
 import tasks
 from bert_tf.errors import UserError, argument_names
+from bert_tf.runs.run import Run
 from bert_tf.storage import files
-from tasks.base.task import Task
-from tasks.graph.run_checkpoint import RunCheckpoint
+from bert_tf.weights.sources import PretrainedWeights, read_pretrained
+from tasks.base.task import Task, task_from_dict
+from tasks.graph.run_checkpoint import RunCheckpoint, masked_lm_task
 from tasks.model.task_model import TaskModel
 
 
@@ -28,12 +30,15 @@ def load_model(
     custom_objects: Mapping[str, Any] | None = None,
     compile: bool = True,
 ) -> TaskModel:
-    """Load a run directory or a .keras file of any task type.
+    """Load a fine-tuned model of any task type, which its head decides.
 
         load_model("RUN").predict_rows(["My invoice is wrong."])
+        load_model("ProsusAI/finbert").predict_rows(["Profits rose."])
 
     Args:
-        path: Run directory, or file written by `TaskModel.save`.
+        path: Run directory, file written by `TaskModel.save`, or what `bert-tf convert` reads:
+            directory of another library, or id of a model of the Hugging Face hub. Without another
+            head, its masked language model is loaded.
         checkpoint: Name of a directory in the run's checkpoints; by default the best, else the
             latest.
         custom_objects: Functions and classes of your own in a .keras file by name, such as a loss
@@ -45,7 +50,8 @@ def load_model(
         The model. Its `source` is the checkpoint of a run directory.
 
     Raises:
-        UserError: If it is neither, or is damaged, or if a file is given with a checkpoint.
+        UserError: If it is none of these, or is damaged, or has no head; or if a checkpoint of
+            anything but a run is asked for.
     """
     if str(path).endswith(".keras"):
         if checkpoint is not None:
@@ -53,7 +59,11 @@ def load_model(
                 f"checkpoint={checkpoint!r}: expected with a run directory only, received {path}"
             )
         return _load_file(path, custom_objects, compile)
-    source = RunCheckpoint.open(os.fspath(path), checkpoint)
+    path = os.fspath(path)
+    if checkpoint is None and not Run.exists(path):
+        pretrained, task = read_fine_tuned(path)
+        return model_class(task).from_weights(pretrained, task)
+    source = RunCheckpoint.open(path, checkpoint)
     weights = source.read()
     source = dataclasses.replace(source, task=source.task.for_weights(weights))
     record = source.run.train
@@ -69,6 +79,25 @@ def load_model(
     source.assign(weights, model.network)
     model.source = source
     return model
+
+
+def read_fine_tuned(path: str) -> tuple[PretrainedWeights, Task]:
+    """Read weights of another library with a head, and its task, as a run made of them has them.
+
+    Raises:
+        UserError: There is no model, or it has no head that is supported.
+    """
+    pretrained = read_pretrained(path)
+    if pretrained.unsupported_embedder:
+        raise UserError(pretrained.unsupported_embedder)
+    if pretrained.run_task:
+        return pretrained, task_from_dict(pretrained.run_task)
+    if "masked_lm" not in pretrained.heads:
+        raise UserError(
+            f"{path}: expected a fine-tuned model, an embedder or a masked language model, "
+            f"received {pretrained.source} without a head; run bert-tf finetune --init_from={path}"
+        )
+    return pretrained, masked_lm_task(pretrained.config)
 
 
 def model_class(task: Task) -> type[TaskModel]:

@@ -50,6 +50,7 @@ from bert_tf.train.distribution import (
 from bert_tf.train.losses import FunctionLoss, compares_examples
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
 from bert_tf.train.step import TrainStep, batch_counter, innermost, unstacked
+from bert_tf.weights import heads
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
 from tasks.base.task_types import default_settings
@@ -195,16 +196,19 @@ class TaskModel(EncoderModel):
         """Create a model with pretrained weights.
 
         Args:
-            path: Run, Hugging Face directory, TensorFlow checkpoint or keras-hub preset.
-            max_seq_length: Maximum tokens per sequence; by default 128 (256 for TextRanker, 384 for
-                QuestionAnswerer, 512 for MaskedLanguageModel), or that of an embedder at the path.
+            path: Id of a model of the Hugging Face hub, run, Hugging Face directory, TensorFlow
+                checkpoint or keras-hub preset.
+            max_seq_length: Maximum tokens per sequence; by default that of a head or embedder at
+                the path whose options are kept, else 128 (256 for TextRanker, 384 for
+                QuestionAnswerer, 512 for MaskedLanguageModel).
             seed: Seed of the head, of the order of rows and of dropout.
             dtype: Keras dtype policy.
             do_lower_case: Overrides the setting of the pretrained weights.
             frozen_layers: Number of lowest encoder layers that are not trained.
             keep_head: Keeps the head of fine-tuned weights if task type and labels match; warns
                 if they do not. False is a new head without a warning.
-            **options: Options of the task, see the class.
+            **options: Options of the task, see the class; by default those of a head of this task
+                type, unless `labels` are given.
 
         Raises:
             UserError: If there is no model, or an option does not fit it.
@@ -250,7 +254,16 @@ class TaskModel(EncoderModel):
     @classmethod
     def _options_from(cls, pretrained, given) -> dict[str, Any]:
         """Return the options of the task; those that are not given are those of the weights."""
-        return {**cls.task_class.options_from(pretrained.run_task or {}, given), **given}
+        source, kind = pretrained.run_task or {}, cls.task_class.kind
+        brought = heads.options_of(pretrained.task or {}, kind, cls.options, given)
+        options = {**brought, **cls.task_class.options_from(source, given), **given}
+        if "labels" in cls.options and "labels" not in options:
+            found = f"a {pretrained.task['kind']} head" if pretrained.task else "no head"
+            raise UserError(
+                f"labels: expected names, in a list, or weights with a {kind} head to keep. "
+                f"Received: no labels, and {pretrained.origin} with {found}"
+            )
+        return options
 
     @classmethod
     def from_weights(
@@ -1210,8 +1223,7 @@ class TaskModel(EncoderModel):
             log=log,
             distillation=distillation,
         )
-        if chosen.patience and not examples[1:]:
-            raise UserError("patience: requires dev")
+        chosen.check_has_dev(bool(examples[1:]))
         with Run.writing(output_dir, is_chief(strategy)):
             run = training.open_run()
             self._check_start(run)
@@ -1240,6 +1252,8 @@ class TaskModel(EncoderModel):
             "seed": self.seed,
             "frozen_layers": self.frozen_layers,
         }
+        if given.get("num_train_steps") is not None:
+            del defaults["epochs"]
         precision = given.get("precision", "auto")
         if precision == "auto":
             precision = policy.removeprefix("mixed_")

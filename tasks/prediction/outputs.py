@@ -140,14 +140,13 @@ def submit(
 ) -> int:
     """Write the predictions for a GLUE test file as a submission, .tsv; return the number of rows.
 
-    Arguments as of `predict`; the model is loaded from a run.
+    Arguments as of `predict`.
 
     Raises:
         UserError: At a bad row, or if the file is not a test file or the task is not of GLUE.
     """
     file_format = getattr(model.task, "file_format", None) or ""
-    assert model.source is not None  # The rows of GLUE are those of a run.
-    check_submission(output_path, file_format, model.source.run.path)
+    check_submission(output_path, file_format, model.record["origin"])
     # Again, since a remote run was not read before.
     check_good(model.task.iter_examples(input_path, labelled=False))
 
@@ -541,11 +540,11 @@ class OutputJob(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionJob(OutputJob):
-    """The predictions of a run or of a published version."""
+    """The predictions of a run, of a published version, or of a model of another library."""
 
-    model: str  # Directory of the run or of the version.
+    model: str  # Directory of the run or of the version, or id of the hub.
     task: Mapping[str, Any]  # Values of its task.json.
-    checkpoint: str | None = None  # Name of the checkpoint of the run; `None` for a version.
+    checkpoint: str | None = None  # Name of the checkpoint of a run; `None` for other models.
     task_type: TaskType | None = None  # Added in workers that do not know it.
 
     name = "predictions"
@@ -553,10 +552,8 @@ class PredictionJob(OutputJob):
 
     @property
     def model_files(self) -> list[str]:
-        """The files of the version, or of the checkpoint and what its run has for it."""
-        if self.checkpoint is None:
-            return _all_files(self.model)
-        return _files_of_run(self.model, self.checkpoint)
+        """The files that the predictions depend on."""
+        return _files_of_model(self.model, self.checkpoint)
 
     def rows(self, path: str) -> Iterable[Any]:
         """Return the rows of a file in a format of the task."""
@@ -569,10 +566,11 @@ class PredictionJob(OutputJob):
         import_tensorflow()
         from bert_tf.train.distribution import use_precision
         from tasks.graph.pipeline import PublishedModel
+        from tasks.graph.published import is_saved_model
         from tasks.model.loading import load_model
 
         serving: Serving
-        if self.checkpoint is None:
+        if is_saved_model(self.model):
             serving = PublishedModel(self.model)
         else:
             use_precision("float32")
@@ -594,17 +592,8 @@ class VectorJob(EmbedderSettings, OutputJob):
 
     @property
     def model_files(self) -> list[str]:
-        """The files of a run's or TensorFlow checkpoint, of a directory, or in the hub's cache."""
-        if self.checkpoint is not None:
-            return _files_of_run(self.model, self.checkpoint)
-        if os.path.isdir(self.model):
-            return _all_files(self.model)
-        if location := google.find(pathlib.Path(self.model)):
-            # --output_dir may begin with the same name.
-            found = {*glob.glob(f"{glob.escape(self.model)}*"), *map(str, location[1:])}
-            return sorted(filter(os.path.isfile, found))
-        downloaded = huggingface.find_cached(self.model)
-        return _all_files(downloaded[0]) if downloaded else []
+        """The files that the vectors depend on."""
+        return _files_of_model(self.model, self.checkpoint)
 
     def rows(self, path: str) -> Iterable[Any]:
         """Return the rows of a file with the columns."""
@@ -686,13 +675,26 @@ def _all_files(directory):
     return sorted(found)
 
 
-def _files_of_run(path, checkpoint):
-    """Return the files of a checkpoint, and those of its run that outputs depend on."""
-    names = ("config.json", "task.json", "vocab.txt")
-    return [
-        *_all_files(os.path.join(path, "checkpoints", checkpoint)),
-        *filter(files.exists, (os.path.join(path, name) for name in names)),
-    ]
+def _files_of_model(path, checkpoint):
+    """Return the files of a model that outputs depend on.
+
+    They are those of a run's checkpoint, with what its run has for it, of another directory, of a
+    TensorFlow checkpoint, or of a model of the hub.
+    """
+    if checkpoint is not None:
+        names = ("config.json", "task.json", "vocab.txt")
+        return [
+            *_all_files(os.path.join(path, "checkpoints", checkpoint)),
+            *filter(files.exists, (os.path.join(path, name) for name in names)),
+        ]
+    if files.is_remote(path) or os.path.isdir(path):
+        return _all_files(path)
+    if location := google.find(pathlib.Path(path)):
+        # --output_dir may begin with the same name.
+        found = {*glob.glob(f"{glob.escape(path)}*"), *map(str, location[1:])}
+        return sorted(filter(os.path.isfile, found))
+    downloaded = huggingface.download(path)
+    return _all_files(downloaded[0]) if downloaded else []
 
 
 def _outside(paths, directory):

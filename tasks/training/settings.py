@@ -5,7 +5,7 @@ The module is free of TensorFlow, so that wrong flags are reported at once.
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bert_tf.config import BertConfig
@@ -49,8 +49,8 @@ def flag_by_task(help: str, name: str, **metadata: Any) -> Any:
 class TrainingSettings:
     """Settings of the training of a model.
 
-    A field that is `None` gets the default of the task type, if there is one. A field with
-    `of_model` is decided when the model is created.
+    A field that is `None` gets the default of the task type, if there is one; `epochs` does not
+    with `num_train_steps`. A field with `of_model` is decided when the model is created.
 
     Raises:
         UserError: If a value is out of range; the message names the flag.
@@ -64,7 +64,10 @@ class TrainingSettings:
         1,
         bounds={">=": 1},
     )
-    epochs: int = flag_by_task("passes over the training rows", "epochs", bounds={">=": 1})
+    epochs: int | None = flag_by_task("passes over the training rows", "epochs", bounds={">=": 1})
+    num_train_steps: int | None = flag(
+        "number of training steps, instead of --epochs", None, bounds={">=": 1}
+    )
     learning_rate: float = flag_by_task("peak learning rate", "learning_rate", bounds={">": 0})
     warmup_proportion: float = flag(
         "fraction of the steps used for learning rate warmup", 0.1, bounds={">=": 0, "<": 1}
@@ -87,6 +90,15 @@ class TrainingSettings:
         "number of lowest layers that are not trained, together with the embeddings",
         None,
         bounds={">=": 0},
+    )
+    eval_every: int | None = flag(
+        "steps between evaluations; default: those of an epoch", None, bounds={">=": 1}
+    )
+    best_metric: str | None = flag(
+        "metric of the first dev file that selects the best checkpoint: NAME as bert-tf evaluate "
+        "prints it, NAME:max or NAME:min; NAME alone is NAME:min if it ends with loss or error; "
+        "default: that of the task",
+        None,
     )
     patience: int | None = flag(
         "evaluations without improvement before training stops", None, bounds={">=": 1}
@@ -128,7 +140,7 @@ class TrainingSettings:
         of_model=True,
     )
     save_every: int = flag(
-        "steps between checkpoints, in addition to one per epoch", 1000, bounds={">=": 1}
+        "steps between checkpoints, in addition to one per evaluation", 1000, bounds={">=": 1}
     )
     log_every: int = flag("steps between progress lines", 10, bounds={">=": 1})
 
@@ -137,9 +149,17 @@ class TrainingSettings:
         check_bounds(self)
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
+        if (self.epochs is None) == (self.num_train_steps is None):
+            raise UserError("--epochs, --num_train_steps: expected exactly one of them")
         for name in DISTILLATION:
             if self.teacher is None and getattr(self, name) != _DEFAULTS[name]:
                 raise UserError(f"--{name}: requires --teacher")
+
+    def check_has_dev(self, has_dev: bool) -> None:
+        """Raise UserError if there is no dev data, but a setting that needs it."""
+        for name in ("eval_every", "best_metric", "patience"):
+            if getattr(self, name) is not None and not has_dev:
+                raise UserError(f"--{name}: requires --dev")
 
     def check_teacher_fits(self, kind: str) -> None:
         """Check that a teacher, if there is one, fits the task type.
@@ -180,6 +200,29 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     unused = [] if values["teacher"] else [*DISTILLATION, "unlabelled"]
     unused += ["keep_head"] * (values.get("keep_head") == "auto")
     return {name: value for name, value in values.items() if name not in unused}
+
+
+def parse_best_metric(best_metric: str, known: Collection[str]) -> tuple[str, int]:
+    """Return the metric that selects the best checkpoint, and the factor that makes it a score.
+
+    The highest score is the best. The factor of NAME:min is -1, also of NAME alone if it ends with
+    loss or error, and otherwise 1.
+
+    Args:
+        best_metric: NAME, NAME:min or NAME:max.
+        known: Names of the metrics.
+
+    Raises:
+        UserError: If there is no such metric.
+    """
+    name, _, order = best_metric.partition(":")
+    if name not in known or order not in ("", "min", "max"):
+        raise UserError(
+            f"--best_metric={best_metric}: expected a name, or NAME:min or NAME:max, of "
+            f"{', '.join(known)}"
+        )
+    is_smallest = name.endswith(("loss", "error")) if not order else order == "min"
+    return name, -1 if is_smallest else 1
 
 
 # A SavedModel serves the probabilities or values of these; of the others only what is decided.

@@ -35,7 +35,7 @@ from tasks.data.examples import EncodedExamples, Examples, stacked
 from tasks.graph.evaluation import Evaluator, FeatureExamples
 from tasks.graph.run_checkpoint import RunCheckpoint, task_at
 from tasks.training.distillation import Distillation
-from tasks.training.settings import TrainingSettings
+from tasks.training.settings import TrainingSettings, parse_best_metric
 
 if TYPE_CHECKING:
     from tasks.base.task import Task
@@ -154,7 +154,7 @@ class TrainingRun:
         unlabelled = self.encode_unlabelled(pipeline)
         num_samples = len(encoded) + sum(map(len, unlabelled))
         steps_per_epoch = math.ceil(num_samples / settings.global_batch_size)
-        num_train_steps = steps_per_epoch * settings.epochs
+        num_train_steps = settings.num_train_steps or steps_per_epoch * settings.epochs
         if run and from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
             checkpoints = run.checkpoints
             best = from_chief(strategy, checkpoints.best_or_latest_step)
@@ -170,6 +170,10 @@ class TrainingRun:
             self.distillation.teacher.check_size(task.vector_size(model.encoder.config))
             distilled = self.distillation.distilled(encoded, unlabelled, run, log)
             losses = self.distillation.losses(distilled)
+        best_metric, factor = task.best_metric, 1
+        if settings.best_metric is not None:
+            known = evaluator.metrics(encoded_devs[0])
+            best_metric, factor = parse_best_metric(settings.best_metric, known)
         # Create the run directory only now, after all checks, so that user errors leave none.
         if run is None:
             if has_new_head:
@@ -178,6 +182,12 @@ class TrainingRun:
             run = self._create_run(pipeline, record)
         else:
             for line in run.changes():
+                log(line)
+            if settings.num_train_steps and (
+                line := run.change_num_train_steps(
+                    num_train_steps, lambda steps, step: float(self._schedule(steps)(step))
+                )
+            ):
                 log(line)
         if self.distillation and distilled:
             self.distillation.save(distilled, run)
@@ -193,14 +203,8 @@ class TrainingRun:
         log(compilation.describe(settings.precision, self.is_compiled))
         begin()
         with strategy.scope():
-            schedule = WarmupLinearDecay(
-                settings.learning_rate,
-                num_train_steps,
-                int(settings.warmup_proportion * num_train_steps),
-                continuous=settings.schedule == "continuous",
-            )
             optimizer = AdamW(
-                schedule,
+                self._schedule(num_train_steps),
                 settings.weight_decay_rate,
                 bias_correction=settings.bias_correction,
                 layer_decay=settings.layer_decay,
@@ -211,7 +215,7 @@ class TrainingRun:
         # Train; the best checkpoint is selected by the first dev data.
         def evaluate():
             results = [evaluator.metrics(dev) for dev in encoded_devs]
-            return results[0][task.best_metric], _by_dev(results)
+            return factor * results[0][best_metric], _by_dev(results)
 
         TrainingLoop(
             run,
@@ -224,13 +228,15 @@ class TrainingRun:
                 is_compiled=self.is_compiled,
                 **losses,
             ),
-            lambda step, local: self._batches(distilled or encoded, step, local),
+            lambda step, local: self._batches(
+                distilled or encoded, math.ceil(num_train_steps / steps_per_epoch), step, local
+            ),
             num_train_steps,
             settings.save_every,
             settings.log_every,
             log,
             evaluate if encoded_devs else None,
-            steps_per_epoch,
+            settings.eval_every or steps_per_epoch,
             patience=settings.patience,
             steps_per_execution=compilation.STEPS_PER_EXECUTION if self.is_compiled else 1,
             log_wait=self.log_wait,
@@ -243,12 +249,22 @@ class TrainingRun:
         log(f"finished: {run.path}, best checkpoint step {best}")
         return run
 
-    def _batches(self, encoded, step, local):
+    def _schedule(self, num_train_steps):
+        """Return the learning rate by step."""
+        settings = self.settings
+        return WarmupLinearDecay(
+            settings.learning_rate,
+            num_train_steps,
+            int(settings.warmup_proportion * num_train_steps),
+            continuous=settings.schedule == "continuous",
+        )
+
+    def _batches(self, encoded, num_epochs, step, local):
         """Return the batches of some replicas from a step on; with accumulation, stacks of them."""
         settings, parts = self.settings, self.settings.gradient_accumulation_steps
         batches = encoded.training_batches(
             global_batch_size=settings.global_batch_size,
-            num_epochs=settings.epochs,
+            num_epochs=num_epochs,
             seed=settings.seed,
             first_step=step,
             num_replicas=self.strategy.num_replicas_in_sync * parts,

@@ -27,12 +27,12 @@ cached_tokenizer = functools.cache(Tokenizer)
 def covered(text, vocabulary=VOCABULARY, do_lower_case=True, strip_accents=None):
     """Return [(entry, the characters it covers)] for one text."""
     tokenizer = cached_tokenizer(vocabulary, do_lower_case, strip_accents)
-    ids, starts, ends = tokenizer.tokenize_with_offsets(tf.constant([text]))
+    tokens = tokenizer.tokenize_with_offsets(tf.constant([text]))
     if strip_accents is None:  # Otherwise the second graph would be built for one text.
-        np.testing.assert_array_equal(ids[0], tokenizer.tokenize(tf.constant([text])).ids[0])
+        np.testing.assert_array_equal(tokens.ids[0], tokenizer.tokenize(tf.constant([text])).ids[0])
     characters = text if isinstance(text, str) else text.decode("utf-8", "replace")
-    tokens = zip(*(part[0].numpy() for part in (ids, starts, ends)), strict=True)
-    return [(vocabulary.entries[i], characters[start:end]) for i, start, end in tokens]
+    parts = zip(*(part[0].numpy() for part in tokens[:3]), strict=True)
+    return [(vocabulary.entries[i], characters[start:end]) for i, start, end in parts]
 
 
 def all_ids(tokenizer, texts):
@@ -105,7 +105,11 @@ def test_hangul_is_decomposed_and_each_piece_covers_its_syllable():
 def test_an_entry_that_no_text_contains_is_no_token_of_a_word_that_is_too_long():
     tokenizer = Tokenizer(Vocabulary([*SPECIALS, "\ufffd", "ä", "b"]), do_lower_case=False)
     tokens = tokenizer.tokenize_with_offsets(tf.constant(["é" * 201, "ä b"]))
-    assert [part.to_list() for part in tokens] == [[[1], [6, 7]], [[0], [0, 2]], [[201], [1, 3]]]
+    assert [part.to_list() for part in tokens[:3]] == [
+        [[1], [6, 7]],
+        [[0], [0, 2]],
+        [[201], [1, 3]],
+    ]
 
 
 def test_sigma_is_final_where_python_makes_it_final():
@@ -190,7 +194,7 @@ def test_tokens_of_a_text_do_not_depend_on_its_batch():
         together = tokenizer.tokenize_with_offsets(tf.constant(order))
         for row, text in enumerate(order):
             alone = tokenizer.tokenize_with_offsets(tf.constant([text]))
-            for actual, expected in zip(together, alone, strict=True):
+            for actual, expected in zip(together[:3], alone[:3], strict=True):
                 assert actual[row].numpy().tolist() == expected[0].numpy().tolist(), text
 
 
@@ -273,7 +277,7 @@ def test_random_ascii_strings_with_control_characters(do_lower_case, count):
         assert actual == tokenization.tokenize(text, ids, do_lower_case), ascii(text)
     # Beside a text of other characters and alone, through either path, texts have equal offsets.
     mixed = tokenizer.tokenize_with_offsets(tf.constant([text + "\u3000" for text in texts]))
-    for actual, expected in zip(tokens, mixed, strict=True):
+    for actual, expected in zip(tokens[:3], mixed[:3], strict=True):
         np.testing.assert_array_equal(actual.row_splits, expected.row_splits)
         np.testing.assert_array_equal(actual.flat_values, expected.flat_values)
 

@@ -196,7 +196,7 @@ def test_a_keras_nlp_preset_directory_has_equal_activations(tmp_path, inputs_BL)
 
 def test_a_preset_that_cannot_be_loaded_is_reported_in_one_line():
     with pytest.raises(UserError, match="keras-hub cannot load this preset"):
-        read_pretrained("no_such_preset")
+        read_pretrained("bert_no_such_preset")
 
 
 def test_a_google_release_is_read(data_dir):

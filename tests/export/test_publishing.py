@@ -92,6 +92,7 @@ NOTHING = types.SimpleNamespace(
     network=None,
     dtype_policy=types.SimpleNamespace(name="float32"),
     has_new_head=False,
+    record={"origin": "run RUN"},
 )
 
 

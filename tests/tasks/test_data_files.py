@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from bert_tf.data.settings import WriteShardsSettings
+from bert_tf.storage import files
 from tasks import evaluate, read_examples
 from tasks.data.readers.rows import BadRow, DataFile, FileRows, read_rows
 from tasks.finetuning.recipe import finetune, read
@@ -24,13 +25,17 @@ from tests import small
 @pytest.fixture
 def opened(monkeypatch):
     """Return the number of times that each path is opened to be read."""
-    counts, open_file = collections.Counter(), builtins.open
+    counts = collections.Counter()
 
-    def counting(path, *arguments, **options):
-        counts[str(path)] += 1
-        return open_file(path, *arguments, **options)
+    def counting(function):
+        def count(path, *arguments, **options):
+            counts[str(path)] += 1
+            return function(path, *arguments, **options)
 
-    monkeypatch.setattr(builtins, "open", counting)
+        return count
+
+    monkeypatch.setattr(builtins, "open", counting(builtins.open))
+    monkeypatch.setattr(files, "open_file", counting(files.open_file))
     return counts
 
 

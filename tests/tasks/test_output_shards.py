@@ -16,6 +16,7 @@ from bert_tf.system import environment, progress
 from tasks.prediction import outputs
 from tasks.prediction.outputs import OutputSettings, spans, write_output_shards
 from tasks.prediction.vector_files import Vectors, index_path
+from tests import hub as hubs
 from tests.corpus import run_here
 from tests.tasks import text_lengths
 from tests.tasks.text_lengths import LengthJob, VectorJob
@@ -293,16 +294,19 @@ def test_linked_directories_are_a_part_of_a_model_and_hidden_ones_are_not(tmp_pa
     assert job.model_files == [f"{model}/0_Transformer/b.bin", f"{model}/a.json"]
 
 
-@pytest.mark.parametrize("name", ["org/first", "first_preset"])
+@pytest.mark.parametrize("name", ["org/first", "bert_first"])
 def test_shards_of_a_model_without_a_directory_are_not_mixed_with_those_of_another(
     texts, in_process, monkeypatch, name
 ):
     """The model is in the cache of the hub, or keras-hub downloads it."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(texts / "hub"))
+    hubs.use(monkeypatch, "http://127.0.0.1:9", texts / "hub")  # Nothing listens there.
     for model in ("org/first", "org/second"):
-        snapshot = texts / "hub" / f"models--{model.replace('/', '--')}" / "snapshots" / "0"
+        directory = texts / "hub" / f"models--{model.replace('/', '--')}"
+        snapshot = directory / "snapshots" / hubs.COMMIT
         snapshot.mkdir(parents=True)
         (snapshot / "model.safetensors").write_text(model)
+        (directory / "refs").mkdir()
+        (directory / "refs" / "main").write_text(hubs.COMMIT)
 
     def files_of(job):
         return outputs.VectorJob(model=job.model, batch_size=1, file_format="jsonl").model_files

@@ -19,6 +19,7 @@ from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import finetune
 from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.model.labelled_rows import examples_of
+from tasks.training.settings import parse_best_metric
 from tests import small
 
 SETTINGS = {"global_batch_size": 8, "epochs": 2, "learning_rate": 1e-2, "log_every": 2}
@@ -218,6 +219,12 @@ def test_the_same_call_resumes_only_the_same_rows_settings_and_model(create, tmp
         ({"frozen_layers": 3}, "frozen_layers=3: expected at most 1, the number of layers of Hugg"),
         ({"seed": 2**32}, f"seed={2**32}: expected an integer < "),
         ({"patience": 1}, "patience: requires dev"),
+        ({"eval_every": 1}, "eval_every: requires dev"),
+        ({"best_metric": "loss"}, "best_metric: requires dev"),
+        ({"best_metric": "recall", "dev": DEV}, "best_metric=recall: expected a name, or .* accur"),
+        ({"best_metric": "loss:low", "dev": DEV}, "best_metric=loss:low: expected a name, or NAME"),
+        ({"epochs": 1, "num_train_steps": 1}, "epochs, num_train_steps: expected exactly one of"),
+        ({"epochs": None}, "epochs, num_train_steps: expected exactly one of them"),
         ({"dev": (TEXTS, LABELS)}, "dev: same rows as x; expected rows that training does not use"),
         ({"dev": (TEXTS[:1], ["other"])}, r"dev: y\[0\]: label 'other': expected one of billing"),
     ],
@@ -227,6 +234,40 @@ def test_a_wrong_setting_is_one_line_and_leaves_no_directory(create, tmp_path, s
         create().train(TEXTS, LABELS, output_dir=tmp_path / "run", **settings)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_training_by_steps_is_evaluated_between_epochs_and_resumed_with_more_steps(
+    create, tmp_path
+):
+    settings = {name: value for name, value in SETTINGS.items() if name != "epochs"}
+    settings |= {"eval_every": 3, "best_metric": "loss", "output_dir": tmp_path}
+    model = create().train(TEXTS, LABELS, DEV, **settings, num_train_steps=6)
+    evaluated = {line["step"]: line for line in metrics_of(tmp_path) if "dev_loss" in line}
+    assert list(evaluated) == [3, 6]  # An epoch has 4 steps.
+    assert all(line["score"] == -line["dev_loss"] for line in evaluated.values())
+    best = min(evaluated, key=lambda step: evaluated[step]["dev_loss"])
+    assert model.source.path.endswith(f"step-{best:08d}")
+    lines = []
+    create().train(TEXTS, LABELS, DEV, **settings, num_train_steps=7, log=lines.append)
+    run = Run.open(tmp_path)
+    assert run.checkpoints.steps()[-1] == 7 and run.train["settings"]["epochs"] is None
+    assert run.train["changes"][0]["num_train_steps"] == [6, 7]
+    assert any("num_train_steps: changed from 6 to 7; the" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("best_metric", "metric", "factor"),
+    [
+        ("accuracy", "accuracy", 1),
+        ("accuracy:min", "accuracy", -1),
+        ("loss", "loss", -1),
+        ("loss:max", "loss", 1),
+        ("mean_squared_error", "mean_squared_error", -1),
+    ],
+)
+def test_the_best_score_is_the_largest_value_but_of_losses_and_errors(best_metric, metric, factor):
+    known = ("accuracy", "loss", "mean_squared_error")
+    assert parse_best_metric(best_metric, known) == (metric, factor)
 
 
 def test_the_precision_is_that_of_the_model(create):
