@@ -204,7 +204,7 @@ def test_a_run_without_a_checkpoint_starts_again(tmp_path, write_run, config, vo
 
 
 def test_publishing_loses_no_version(tmp_path, monkeypatch):
-    model = types.SimpleNamespace(source=types.SimpleNamespace(path="step-00000000"))
+    model = types.SimpleNamespace(record={"origin": "run RUN"})
     monkeypatch.setattr(publishing, "loaded", lambda *args: contextlib.nullcontext(model))
     monkeypatch.setattr(version_files, "prepare", lambda *args: ())
     monkeypatch.setattr(version_files, "write_documents", lambda *args: None)
