@@ -1258,6 +1258,8 @@ class TaskModel(EncoderModel):
         if precision == "auto":
             precision = policy.removeprefix("mixed_")
         settings = TrainingSettings(**to_python({**defaults, **given, "precision": precision}))
+        if settings.epochs is None and settings.num_train_steps is None:
+            raise UserError("epochs=None: expected an integer, or num_train_steps")
         settings.check_fits(self.config, self.record.get("origin", "the model"))
         if DTYPE_POLICIES[settings.precision] != policy:
             raise UserError(

@@ -149,8 +149,8 @@ class TrainingSettings:
         check_bounds(self)
         if self.seed >= 2**32:
             raise UserError(f"--seed={self.seed}: expected an integer < 2**32")
-        if (self.epochs is None) == (self.num_train_steps is None):
-            raise UserError("--epochs, --num_train_steps: expected exactly one of them")
+        if self.epochs is not None and self.num_train_steps is not None:
+            raise UserError("--epochs, --num_train_steps: expected one of them, received both")
         for name in DISTILLATION:
             if self.teacher is None and getattr(self, name) != _DEFAULTS[name]:
                 raise UserError(f"--{name}: requires --teacher")

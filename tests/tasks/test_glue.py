@@ -128,8 +128,8 @@ def answering(task, outputs):
         token_fillers={},
         vocabulary={"[UNK]": 1, "[CLS]": 2, "[SEP]": 3},
     )
-    source = types.SimpleNamespace(run=types.SimpleNamespace(path="run"))
-    return types.SimpleNamespace(task=task, serving=ServingFunctions(pipeline), source=source)
+    record = {"origin": "run"}
+    return types.SimpleNamespace(task=task, serving=ServingFunctions(pipeline), record=record)
 
 
 def write_submission(trained, path, output):
