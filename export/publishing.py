@@ -152,9 +152,12 @@ def _publish(model, output_dir, precision, portable, device, gate, log):
     """Publish; `gate` maps the served pipeline of an int8 graph to its `MetricChange`."""
     try:
         with (
-            _staging_directory(output_dir) as temporary,
+            ownership.sole_writer(output_dir) as made,
+            files.staging_directory(output_dir / "version") as temporary,
             Progress(log, "stages", 3) as progress,
         ):
+            for directory in made:
+                os.chmod(directory, 0o755)  # The server may run as another user.
             log(f"writing the SavedModel of {model.record['origin']}")
             pipeline = write_saved_model(model, temporary, precision, portable, device)
             signatures = version_files.prepare(temporary, model, log)
@@ -179,7 +182,6 @@ def _publish(model, output_dir, precision, portable, device, gate, log):
                 device,
             )
             for path in (*temporary.rglob("*"), temporary):
-                # The server may run as another user.
                 path.chmod(0o755 if path.is_dir() else 0o644)
                 files.sync(path)
             version = _rename_to_next_version(temporary, output_dir)
@@ -222,17 +224,3 @@ def _name(output_dir):
     # Of a symbolic link the name of the link, which the server gets.
     name = os.path.basename(os.path.abspath(output_dir))
     return name.encode("utf-8", "replace").decode() or "model"
-
-
-@contextlib.contextmanager
-def _staging_directory(output_dir: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Create an empty directory in `output_dir` for the block, and remove it afterwards.
-
-    Raises:
-        UserError: If another process exports to `output_dir`.
-    """
-    with ownership.sole_writer(output_dir) as made:
-        for directory in made:
-            os.chmod(directory, 0o755)  # The server may run as another user.
-        with files.staging_directory(output_dir / "version") as path:
-            yield path

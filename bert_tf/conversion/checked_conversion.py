@@ -145,7 +145,7 @@ def _report(origin, format, dropped, tensors, directory, outputs=None):
     """Return the content of conversion.json, with sizes of tensors and digests of their files."""
     weight_files = [
         name
-        for name in files.walk(directory)
+        for name in files.listdir(directory)
         if name.endswith((".safetensors", ".h5", ".index")) or ".data-" in name
     ]
     return {

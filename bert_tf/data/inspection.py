@@ -230,15 +230,7 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
     if not names:
         raise UserError(f"{directory}: no TFRecord files; expected names with 'tfrecord'")
     paths = [os.path.join(directory, name) for name in names]
-    for path in paths:
-        try:
-            fault = content_fault(path)
-        except OSError as error:
-            raise _unreadable(path, error) from None
-        if fault:
-            raise UserError(
-                f"{path}: {fault}; expected TFRecords without compression; replace or remove it"
-            )
+    _check_content(paths)
     max_seq_length, max_predictions = _lengths(paths)
     parse = tf_examples.parser(max_seq_length, max_predictions)
     totals = [{"records": 0, "tokens": 0, "random_next": 0} for _ in paths]
@@ -270,6 +262,19 @@ def write_manifest(directory: str | os.PathLike, vocabulary: Vocabulary) -> Mani
     vocabulary.save(manifest.path(VOCABULARY_NAME))
     manifest.save_values()
     return manifest
+
+
+def _check_content(paths):
+    """Raise UserError if a file is empty or compressed."""
+    for path in paths:
+        try:
+            fault = content_fault(path)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if fault:
+            raise UserError(
+                f"{path}: {fault}; expected TFRecords without compression; replace or remove it"
+            )
 
 
 def _lengths(paths):

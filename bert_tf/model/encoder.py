@@ -86,7 +86,6 @@ class Encoder(keras.layers.Layer):
             self.config, self.config.hidden_size, "pooler", self.dtype_policy, activation="tanh"
         )
         self.seed_generator = keras.random.SeedGenerator(name="dropout_seed")
-        self.frozen_layers: int | None = None
 
     def build(self, inputs_shape: Any = None) -> None:
         """Create all weights; their shapes depend on the config only."""
@@ -118,7 +117,18 @@ class Encoder(keras.layers.Layer):
         self.embeddings.trainable = self.trainable and first < 0
         for number, layer in enumerate(self.transformer):
             layer.trainable = self.trainable and number >= first
-        self.frozen_layers = num_layers
+
+    @property
+    def frozen_layers(self) -> int | None:
+        """Number of lowest layers that are not trained, nor the embeddings; `None` if these are."""
+        parts: list[keras.layers.Layer] = [self.embeddings, *self.transformer]
+        trained = (
+            number
+            for number, part in enumerate(parts)
+            if part.trainable and (part.trainable_variables or not part.built)
+        )
+        lowest = next(trained, len(parts))
+        return lowest - 1 if lowest else None
 
     def dropout_seed(self, training: bool, seed: tf.Tensor | None = None) -> tf.Tensor | None:
         """Return the dropout seed of one forward pass, shared by the encoder and a head.
@@ -219,16 +229,8 @@ class Encoder(keras.layers.Layer):
         return self.pooler.activation(linear(first_BH, self.pooler, seed))
 
     def _without_gradient_if_frozen(self, hidden_TH, num_layers):
-        """Stop the gradient of `hidden_TH` at the output of the highest frozen layer.
-
-        Not if one below is trained again, since `trainable` was set after `freeze`.
-        """
-        below = (self.embeddings, *self.transformer[:num_layers])
-        if num_layers != self.frozen_layers or any(
-            variable.trainable for layer in below for variable in layer.variables
-        ):
-            return hidden_TH
-        return tf.stop_gradient(hidden_TH)
+        """Stop the gradient of `hidden_TH` at the output of the highest frozen layer."""
+        return tf.stop_gradient(hidden_TH) if num_layers == self.frozen_layers else hidden_TH
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config with the `BertConfig` as a dict and what is not trained."""
@@ -236,7 +238,6 @@ class Encoder(keras.layers.Layer):
             **super().get_config(),
             "config": self.config.to_dict(),
             "recompute": self.recompute,
-            "frozen_layers": self.frozen_layers,
             "untrained": untrained(self),
         }
 
@@ -244,10 +245,9 @@ class Encoder(keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Create a layer, of which the same weights are trained."""
         config = dict(config)
-        frozen_layers, names = config.pop("frozen_layers", None), config.pop("untrained", None)
+        names = config.pop("untrained", None)
         encoder = super().from_config(config)
         encoder.build()
-        encoder.frozen_layers = frozen_layers
         if names is not None:
             set_untrained(encoder, names)
         return encoder
@@ -259,11 +259,12 @@ def untrained(layer: keras.Layer) -> list[str]:
 
 
 def set_untrained(layer: keras.Layer, names: Collection[str]) -> None:
-    """Train all weights of a layer but those that `untrained` has named."""
+    """Train all weights of an encoder, or of a network, but those that `untrained` has named."""
     for name, weight in _weights(layer).items():
         weight.trainable = name not in names
-    for part in layer._flatten_layers():
-        if part.weights and not any(weight.trainable for weight in part.weights):
+    encoder = getattr(layer, "encoder", layer)
+    for part in (encoder, encoder.embeddings, *encoder.transformer, encoder.pooler):
+        if not any(weight.trainable for weight in part.weights):
             part.trainable = False
 
 

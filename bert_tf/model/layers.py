@@ -216,7 +216,7 @@ class Embeddings(keras.layers.Layer):
             # lookup, tf.one_hot returns zeros for other ids.
             num_types = types_H.shape[0]
             is_known = tf.reduce_all((segment_ids_T >= 0) & (segment_ids_T < num_types))
-            check = tf.debugging.assert_equal(is_known, True, WRONG_SEGMENT.format(num_types))
+            check = tf.debugging.Assert(is_known, [WRONG_SEGMENT.format(num_types)])
             with tf.control_dependencies([check]):
                 type_TH = tf.matmul(tf.one_hot(segment_ids_T, num_types), types_H)
         summed_TH = (

@@ -113,8 +113,9 @@ def temporary_name(path: str | os.PathLike) -> str:
     replaces what a killed process left. Without a lock, it contains host and PID.
     """
     directory, name = os.path.split(path)
-    absolute = os.path.abspath(path)
-    is_locked = any(absolute == of or absolute.startswith(os.path.join(of, "")) for of in locked)
+    absolute = os.path.join(os.path.abspath(path), "")
+    # A copy, since other threads may lock.
+    is_locked = any(absolute.startswith(os.path.join(of, "")) for of in tuple(locked))
     owner = "" if is_locked else f"{socket.gethostname()}-{os.getpid()}-"
     return os.path.join(directory, f"{TEMPORARY}{owner}{name}")
 
@@ -352,16 +353,6 @@ def rename_directory(path: str | os.PathLike, target: str | os.PathLike) -> None
     for name in listdir(path):
         move(os.path.join(path, name), os.path.join(target, name))
     remove_tree(path)
-
-
-def walk(directory: str | os.PathLike) -> Iterator[str]:
-    """Yield the relative paths of all files."""
-    for name in listdir(directory):
-        path = os.path.join(directory, name)
-        if isdir(path) and not os.path.islink(path):
-            yield from (f"{name}/{inner}" for inner in walk(path))
-        else:
-            yield name
 
 
 def stamp(path: str | os.PathLike) -> tuple[int, int]:

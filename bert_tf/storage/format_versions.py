@@ -15,6 +15,9 @@ from bert_tf.errors import UserError
 
 KEY = "format_version"
 VERSION = 1  # Raised when a field is added.
+# Fields and flags of earlier versions, with the value that stands for what is done now. Files with
+# this value are read; with another one they are refused.
+REMOVED: dict[str, Any] = {"unescape_html": False}
 
 
 def with_version(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,15 +56,16 @@ def check_same_settings(
 ) -> None:
     """Check that a command is run with the settings that a directory was created with.
 
-    All are settings by flag; `before` are those of the directory, as in a file. `defaults` are for
-    what one side does not have. Flags in `may_change` may differ.
+    All are settings by flag; `before` are those of the directory, as in a file. `defaults`, and
+    `REMOVED`, are for what one side does not have. Flags in `may_change` may differ.
 
     Raises:
         UserError: If they differ. The message names the first flag.
     """
     now, defaults = json.loads(json.dumps([dict(now), dict(defaults)]))  # Tuples become lists.
+    of_missing = {**REMOVED, **defaults}
     for name in sorted((set(before) | set(now)) - may_change):
-        was, value = (of.get(name, defaults.get(name)) for of in (before, now))
+        was, value = (of.get(name, of_missing.get(name)) for of in (before, now))
         if was == value:
             continue
         if name not in {**now, **defaults}:

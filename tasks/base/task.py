@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
+from bert_tf.storage import format_versions
 from bert_tf.storage.strict_json import field
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
@@ -266,6 +267,8 @@ class Task(abc.ABC):
         # Files of earlier versions lack the fields that were added since. The default of such a
         # field has to reproduce what was done without it.
         fields = dataclasses.fields(cls)
+        removed = format_versions.REMOVED.items()
+        values = {name: value for name, value in values.items() if (name, value) not in removed}
         required = {
             field.name
             for field in fields

@@ -205,7 +205,8 @@ class Pipeline(tf.Module):
         tokenize = tokenizer.tokenize_with_offsets if with_offsets else tokenizer.tokenize
         return self.task.encode(texts, tokenize, self.vocabulary)
 
-    def _counted(self, windows):
+    def counted(self, windows: Windows) -> Windows:
+        """Return the same windows, after `token_counter` has counted their tokens, if it is set."""
         if self.token_counter:
             self.token_counter.add(windows)
         return windows
@@ -223,7 +224,7 @@ class Pipeline(tf.Module):
     def _computed(self, texts):
         """Return texts as they are read, their windows, and the model's outputs."""
         texts = _limited(texts)
-        windows = self._counted(self._windows(**texts))
+        windows = self.counted(self._windows(**texts))
         return texts, windows, self._outputs(windows, texts)
 
     def _outputs(self, windows, texts):

@@ -123,7 +123,7 @@ class RunCheckpoint:
         except UserError:  # Removed since it was loaded.
             return False
         return all(
-            np.array_equal(variable.numpy(), values.get(name))
+            name in values and np.array_equal(variable.numpy(), values[name])
             for name, variable in checkpoints.model_variables(network).items()
             if not name.startswith(_DROPOUT) and (name in values or not name.startswith(_OPTIONAL))
         )

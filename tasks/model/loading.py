@@ -73,7 +73,7 @@ def load_model(
         source.run.vocabulary,
         record={"origin": source.origin},
         has_new_head=record.get("has_new_head", False),
-        frozen_layers=record.get("settings", record).get("frozen_layers"),
+        frozen_layers=record.get("settings", {}).get("frozen_layers"),
         untrained=record.get("untrained"),
     )
     source.assign(weights, model.network)

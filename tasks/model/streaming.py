@@ -20,7 +20,6 @@ from bert_tf.text.encoder_inputs import PackedShape, to_flat, to_packed, to_padd
 from tasks.base.task import Task
 from tasks.data.examples import Examples, Layout, Select
 from tasks.data.readers.memory import named, without_axis
-from tasks.data.windows import TokenCounter
 from tasks.graph.pipeline import Pipeline
 from tasks.model.labelled_rows import class_factors, column_of, examples_of
 
@@ -36,7 +35,6 @@ def batches(
     num_replicas: int = 1,
     static_shape: bool = False,
     select: Select = lambda elements: elements,
-    counter: TokenCounter | None = None,
 ) -> tf.data.Dataset:
     """Return batches (token ids, labels, weights) of a dataset, those of all replicas in turn.
 
@@ -52,7 +50,6 @@ def batches(
         static_shape: Whether batches have at most four shapes, so that XLA compiles few programs.
             Those of a dataset of unknown batch size are padded to max_seq_length.
         select: Returns the elements to make of a dataset of all.
-        counter: Counts the tokens.
 
     Raises:
         UserError: If the structure of the batches or class_weight does not fit the task.
@@ -90,10 +87,8 @@ def batches(
 
     @tf.autograph.experimental.do_not_convert
     def batch_of(texts, labels, weights):
-        windows = pipeline.encode(**texts)
-        if counter:
-            counter.add(windows)
-        return layout(windows.packed, pipeline.vocabulary), labels, weights
+        packed = pipeline.counted(pipeline.encode(**texts)).packed
+        return layout(packed, pipeline.vocabulary), labels, weights
 
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or not 2 <= len(spec) <= 3:

@@ -161,7 +161,7 @@ class TaskModel(EncoderModel):
         # Keras would round features and token ids that are floats to the compute dtype.
         super().__init__(name=task.kind, dtype=_dtype_policy(dtype), autocast=False, **kwargs)
         warn_of_float16(self.dtype_policy.name)
-        self.seed, self.frozen_layers = to_python(seed), to_python(frozen_layers)
+        self.seed = to_python(seed)
         self.has_new_head = has_new_head and task.has_head
         self.config = config
         # Keras would replace a dict by a tracked copy.
@@ -321,6 +321,11 @@ class TaskModel(EncoderModel):
     def encoder(self) -> keras.layers.Layer:
         """The `Encoder`."""
         return self.network.encoder
+
+    @property
+    def frozen_layers(self) -> int | None:
+        """Number of lowest encoder layers that are not trained; see `Encoder.frozen_layers`."""
+        return self.encoder.frozen_layers
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -750,7 +755,8 @@ class TaskModel(EncoderModel):
             self._check_dev(dev, "validation_data")
         if is_stream:
             num_steps, data = streaming.num_steps(x, steps_per_epoch), x
-            counter = TokenCounter(self.vocabulary)
+            counter = self.serving.token_counter
+            counter.take()  # Of predictions.
             # Keras knows the length of neither a distributed nor a prefetched dataset, and with
             # steps_per_epoch it would stop at the end of a finite one.
             is_prefetched = is_compiled and is_accelerated(strategy)
@@ -764,7 +770,6 @@ class TaskModel(EncoderModel):
                     layout=compilation.layout(is_compiled, strategy),
                     static_shape=is_compiled,
                     select=local.select,
-                    counter=counter,
                 )
 
         else:
@@ -1288,7 +1293,6 @@ class TaskModel(EncoderModel):
         from 0.
         """
         self.encoder.freeze(num_layers)
-        self.frozen_layers = self.encoder.frozen_layers
         if self.compiled:
             # Not from the Keras config, which has no functions of the user.
             given = self._compile_arguments
@@ -1437,7 +1441,6 @@ class TaskModel(EncoderModel):
         record = {
             **self.record,
             "has_new_head": self.has_new_head,
-            "frozen_layers": self.frozen_layers,
             "untrained": names_of_untrained(self.network),
         }
         with Run.writing(path):
@@ -1472,7 +1475,6 @@ class TaskModel(EncoderModel):
             "task": self.task.to_dict(),
             "config": self.config.to_dict(),
             "seed": self.seed,
-            "frozen_layers": self.frozen_layers,
             "record": self.record,
             "has_new_head": self.has_new_head,
             "untrained": names_of_untrained(self.network),

@@ -114,7 +114,7 @@ def test_what_exists_has_its_size_and_kind(tmp_path):
         path = os.path.join(directory, "file")
         assert files.exists(path) and not files.isdir(path) and files.size(path) == 3
         assert files.exists(directory) and files.isdir(directory)
-        assert files.listdir(directory) == ["file"] == list(files.walk(directory))
+        assert files.listdir(directory) == ["file"]
         assert files.size(f"{path}2") is None and files.listdir(f"{path}2") == []
         other = os.path.join(os.path.dirname(directory), "other")
         files.rename_directory(str(directory), other)
@@ -128,9 +128,8 @@ def test_of_a_link_to_a_directory_only_the_link_is_deleted(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").touch()
     (tmp_path / "link").symlink_to("a")
-    assert list(files.walk(tmp_path)) == ["a/file", "link"]
     files.remove_tree(tmp_path / "link")
-    assert list(files.walk(tmp_path)) == ["a/file"]
+    assert os.listdir(tmp_path) == ["a"] and os.listdir(tmp_path / "a") == ["file"]
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])

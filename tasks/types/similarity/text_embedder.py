@@ -781,7 +781,7 @@ class EmbeddingPipeline(Pipeline):
         windows = self.task.encode_prompted(
             texts, truncate_utf8(prompt), self.tokenizer.tokenize, self.vocabulary
         )
-        return self._outputs(self._counted(windows), texts)
+        return self._outputs(self.counted(windows), texts)
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -902,14 +902,12 @@ class TextEmbedder(TaskModel):
         Returns:
             Per row L tokens, and float32 `(L, D)`.
         """
-        entries, rows = self.vocabulary.entries, []
+        entries, pipeline, rows = self.vocabulary.entries, self.serving.pipeline, []
         # Any sequence of a call may be as long as the longest one is allowed to be.
         most = max(TOKENS_PER_CHUNK // self.task.max_seq_length, 1)
         batch_size = min(positive("batch_size", batch_size), most)
         for texts in Examples(self._columns(x), []).slices(batch_size):
-            windows = self.serving.pipeline.encode(**texts)
-            self.serving.token_counter.add(windows)
-            packed = windows.packed
+            packed = pipeline.counted(pipeline.encode(**texts)).packed
             vectors_BLD = self._token_vectors(to_padded(packed, self.vocabulary)).numpy()
             for ids, vectors_LD in zip(packed.input_ids.to_list(), vectors_BLD, strict=True):
                 rows.append(([entries[number] for number in ids], vectors_LD[: len(ids)].copy()))
