@@ -209,12 +209,12 @@ def plan_of(
     if settings.device == "cpu":
         tokens = sum(map(sum, samples)) * of_run.global_batch_size // max(len(samples), 1)
         device = measure_processor(model.config, tokens, precision)
+    steps_per_epoch = math.ceil(max(len(samples), 1) / of_run.global_batch_size)
     return Finetuning(
         config=model.config,
         samples=samples,
         dev_samples=[sample for dev in devs for sample in window_lengths(dev)],
-        epochs=of_run.epochs
-        or of_run.num_train_steps / math.ceil(len(samples) / of_run.global_batch_size),
+        epochs=of_run.total_steps(steps_per_epoch) / steps_per_epoch,
         global_batch_size=of_run.global_batch_size,
         devices=settings.devices,
         device=settings.linked(device, settings.strategy),

@@ -155,6 +155,10 @@ class TrainingSettings:
             if self.teacher is None and getattr(self, name) != _DEFAULTS[name]:
                 raise UserError(f"--{name}: requires --teacher")
 
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the number of training steps."""
+        return self.num_train_steps or steps_per_epoch * (self.epochs or 0)
+
     def check_has_dev(self, has_dev: bool) -> None:
         """Raise UserError if there is no dev data, but a setting that needs it."""
         for name in ("eval_every", "best_metric", "patience"):

@@ -154,7 +154,7 @@ class TrainingRun:
         unlabelled = self.encode_unlabelled(pipeline)
         num_samples = len(encoded) + sum(map(len, unlabelled))
         steps_per_epoch = math.ceil(num_samples / settings.global_batch_size)
-        num_train_steps = settings.num_train_steps or steps_per_epoch * settings.epochs
+        num_train_steps = settings.total_steps(steps_per_epoch)
         if run and from_chief(strategy, lambda: self._is_finished(run, num_train_steps)):
             checkpoints = run.checkpoints
             best = from_chief(strategy, checkpoints.best_or_latest_step)
@@ -184,11 +184,11 @@ class TrainingRun:
             for line in run.changes():
                 log(line)
             if settings.num_train_steps and (
-                line := run.change_num_train_steps(
+                change := run.change_num_train_steps(
                     num_train_steps, lambda steps, step: float(self._schedule(steps)(step))
                 )
             ):
-                log(line)
+                log(change)
         if self.distillation and distilled:
             self.distillation.save(distilled, run)
         log(_summary(task, encoded, encoded_devs, len(self.examples[0]) - len(encoded.examples)))
