@@ -27,7 +27,6 @@ from bert_tf.model.layout import Layout, PackedLayout
 # Below this number of elements (85 tokens of BERT-base) the LayerNorm formula is faster than
 # oneDNN's kernel, which has a fixed cost per call.
 FEW_NUMBERS = 2**16
-WRONG_SEGMENT = "segment_ids: expected ids below type_vocab_size={} of the configuration"
 
 
 class LayerNorm(keras.layers.Layer):
@@ -212,13 +211,11 @@ class Embeddings(keras.layers.Layer):
         if seed is None:
             type_TH = tf.gather(types_H, segment_ids_T)
         else:
-            # The gradient of a lookup adds T rows to two, one after the other on a GPU. Unlike a
-            # lookup, tf.one_hot returns zeros for other ids.
-            num_types = types_H.shape[0]
-            is_known = tf.reduce_all((segment_ids_T >= 0) & (segment_ids_T < num_types))
-            check = tf.debugging.Assert(is_known, [WRONG_SEGMENT.format(num_types)])
-            with tf.control_dependencies([check]):
-                type_TH = tf.matmul(tf.one_hot(segment_ids_T, num_types), types_H)
+            # The gradient of a lookup adds T rows to two, one after the other on a GPU. An id that
+            # the table does not have becomes NaN, 0 / 0, which stops training on every device.
+            chosen_TS = tf.one_hot(segment_ids_T, types_H.shape[0])
+            chosen_TS /= tf.reduce_sum(chosen_TS, axis=1, keepdims=True)
+            type_TH = tf.matmul(chosen_TS, types_H)
         summed_TH = (
             look_up(input_ids_T) + type_TH + layout.positions(table_of(self.position_embeddings_PH))
         )

@@ -83,6 +83,7 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
     tokenizer = field(read_json_object(tokenizer_path), "config", dict, str(tokenizer_path))
     check_settings(tokenizer, _REQUIRED_SETTINGS, tokenizer_path)
     dropout, lower = backbone.get("dropout", 0.1), tokenizer.get("lowercase", False)
+    strips = tokenizer.get("strip_accents", False)
     sizes = {name: field(backbone, key, int, str(path)) for name, key in BACKBONE_KEYS.items()}
     config = BertConfig.from_dict(
         {
@@ -93,7 +94,7 @@ def read_config(preset: pathlib.Path | str) -> tuple[BertConfig, Vocabulary] | N
             "max_position_embeddings": backbone.get("max_sequence_length", 512),
             "type_vocab_size": backbone.get("num_segments", 2),
             "do_lower_case": lower,
-            "strip_accents": tokenizer.get("strip_accents", False),
+            "strip_accents": None if strips == lower else strips,  # None follows the case.
             "max_input_chars_per_word": MAX_INPUT_CHARS_PER_WORD,
         },
         where=str(path),

@@ -361,7 +361,8 @@ def test_a_preset_keeps_the_case_and_the_accents(tmp_path, tanh, vocabulary, low
     (tmp_path / "preset").mkdir()
     _, dropped = keras_export.write(model, tmp_path / "preset")
     back = read_pretrained(tmp_path / "preset").config
-    assert (back.do_lower_case, back.strip_accents) == (lower, strips_accents(lower, strips))
+    assert back.do_lower_case is lower
+    assert strips_accents(lower, back.strip_accents) is strips_accents(lower, strips)
     assert not any("strip_accents" in line for line in dropped)
 
 

@@ -141,7 +141,7 @@ def test_the_tokens_of_answers_equal_those_found_by_loops(pipeline):
     windows, of_all = encoded.windows, []
     for _, context, answers in rows:
         tokens = pipeline.tokenizer.tokenize_with_offsets([context])
-        spans = list(zip(*(part[0].numpy() for part in tokens[1:]), strict=True))
+        spans = list(zip(*(part[0].numpy() for part in tokens[1:3]), strict=True))
         inside = [
             number
             for text, first in answers
