@@ -1,4 +1,4 @@
-"""What a vocabulary and a maximum length lose of texts: counts, warnings and errors."""
+"""Counts, warnings and errors of what a vocabulary and a maximum length lose of texts."""
 
 import dataclasses
 import json
