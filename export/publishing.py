@@ -137,7 +137,7 @@ def loaded(
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             run = model.save_run(os.path.join(directory, "run"))
             model = load_model(run.path)
-            model.record["origin"] = run.train["origin"]
+            model.record["origin"] = run.train.get("origin", "new weights")
         elif not is_exact:
             # The weights are float32, and so are the outputs that others are compared with.
             name = os.path.basename(model.source.path)
