@@ -178,9 +178,9 @@ class Task(abc.ABC):
         return False
 
     @property
-    def can_stream(self) -> bool:
-        """Whether `targets` need no windows, so that `fit` reads datasets batch by batch."""
-        return False
+    def num_ids(self) -> Mapping[str, int]:
+        """Number of ids that the labels of token ids may be, by output; absent if they are none."""
+        return {}
 
     @property
     def losses(self) -> Mapping[str, Loss]:
@@ -196,12 +196,12 @@ class Task(abc.ABC):
         return {}
 
     @property
-    def tunable_fields(self) -> tuple[str, ...]:
-        """Fields that are tuned after training, on the first dev file.
+    def tunable_fields(self) -> Mapping[str, tuple[int, ...]]:
+        """Fields that are tuned after training, on the first dev file, with their shapes.
 
         They belong to one checkpoint (tasks/graph/run_checkpoint.py) and are `None` in task.json.
         """
-        return ()
+        return {}
 
     @property
     def untuned_fields(self) -> tuple[str, ...]:
@@ -422,7 +422,6 @@ class Task(abc.ABC):
         values: Sequence[Any],
         texts: Mapping[str, Sequence[Any]],
         what: str = "y[{}]",
-        is_batch: bool = False,
     ) -> list:
         """Convert the labels of rows, which have one meaning; see `encode_label`.
 
@@ -430,7 +429,6 @@ class Task(abc.ABC):
             values: N labels.
             texts: N texts by input name.
             what: Name of a label for messages; "{}" is the number of its row.
-            is_batch: Whether other batches have further labels of the same kind.
 
         Raises:
             UserError: If a label does not fit the task, or could be read in two ways.
@@ -443,6 +441,17 @@ class Task(abc.ABC):
             except (ValueError, TypeError, RowError) as error:
                 raise UserError(f"{what.format(row)}: {error}") from None
         return labels
+
+    def batch_labels(self, y: tf.Tensor) -> tf.Tensor:
+        """Convert the labels of a batch of a dataset of strings, in the graph.
+
+        Raises:
+            UserError: If the labels of the task need the tokens of the texts.
+        """
+        raise UserError(
+            f"x: expected lists, received a dataset of strings, whose labels of {self.kind} need "
+            "all tokens of a text"
+        )
 
     def decode_label(self, label: Any) -> Any:
         """Convert a label to the Python object that `encode_label` accepts."""
@@ -523,9 +532,8 @@ class Task(abc.ABC):
     ) -> None:
         """Initialize weights of a new head from the training examples."""
 
-    def begin_training(self, model: keras.Model) -> Callable[[], None]:
-        """Replace weights of a head that can hardly be trained; return what restores them."""
-        return lambda: None
+    def begin_training(self, model: keras.Model) -> None:  # noqa: B027
+        """Replace weights of a head that can hardly be trained."""
 
     def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return what is served, `(B, ...)` by name, in the graph; by default the outputs."""

@@ -150,11 +150,8 @@ class EncodedExamples:
         global_batch_size: int,
         num_epochs: int,
         seed: int,
-        steps_per_epoch: int | None = None,
-        first_step: int | tf.Variable = 0,
-        first_epoch: int = 0,
+        first_step: int = 0,
         num_replicas: int = 1,
-        shuffle: bool = True,
         select: Select = lambda rows: rows,
     ) -> tf.data.Dataset:
         """Return batches (inputs, labels, weights), shuffled per epoch from `(seed, epoch)`.
@@ -167,32 +164,60 @@ class EncodedExamples:
             global_batch_size: Samples per step of all replicas; a multiple of `num_replicas`.
             num_epochs: Epochs.
             seed: Seed of the order.
-            steps_per_epoch: Steps per epoch of Keras, which may be fewer or more than all samples
-                once; the order continues across them.
-            first_step: Steps to skip, when resuming. A variable is read when the dataset is
-                iterated.
-            first_epoch: Number of the epoch that step 0 begins.
+            first_step: Steps to skip, when resuming.
             num_replicas: Consecutive elements of the dataset per step, of all replicas, or of all
                 parts of a batch that are computed one after the other.
-            shuffle: Draws the order anew for each epoch; without, it is that of the samples.
+            select: Returns the elements to make of a dataset of all.
+        """
+        # Drawn for all epochs at once, so that resuming at a step is a slice.
+        orders = [self._order(epoch, global_batch_size, seed) for epoch in range(num_epochs)]
+        numbers, size = np.concatenate(orders), global_batch_size // num_replicas
+        rows = select(_rows(numbers[first_step:].reshape(-1, size)))
+        return self._labelled_batches(rows, size)
+
+    def epoch_batches(
+        self,
+        *,
+        global_batch_size: int,
+        seed: int,
+        epoch: tf.Variable,
+        steps_per_epoch: int | None = None,
+        num_replicas: int = 1,
+        shuffle: bool = True,
+        select: Select = lambda rows: rows,
+    ) -> tf.data.Dataset:
+        """Return the batches of one epoch, those of `training_batches`.
+
+        Args:
+            global_batch_size: As of `training_batches`, like the arguments that are not listed.
+            seed: Seed of the order.
+            epoch: Its number, int64, read whenever the dataset is iterated.
+            steps_per_epoch: Steps of an epoch; by default all samples once. Epochs of other numbers
+                of steps follow each other in the order of the samples.
+            num_replicas: Consecutive elements per step.
+            shuffle: Whether the order is drawn anew for each epoch, or is that of the samples.
             select: Returns the elements to make of a dataset of all.
         """
         steps_of_all = -(-len(self) // global_batch_size)
-        num_steps = num_epochs * (steps_per_epoch or steps_of_all)
-        # Drawn for all epochs at once, so that resuming at a step is a slice.
-        order = range(first_epoch, first_epoch - (-num_steps // steps_of_all))
-        numbers = self._epochs(order, global_batch_size, seed, shuffle)[:num_steps]
-        size = global_batch_size // num_replicas
-        if not isinstance(first_step, tf.Variable):
-            rows = select(_rows(numbers[first_step:].reshape(-1, size)))
-            return self._labelled_batches(rows, size)
-        # Prefetching may ask for steps after the last one.
-        numbers = tf.constant(numbers, tf.int32)
-        rows = tf.data.Dataset.range(num_steps).map(
-            lambda step: numbers[tf.minimum(step + first_step, num_steps - 1)]
-        )
-        if num_replicas > 1:
-            rows = rows.map(lambda numbers_B: tf.reshape(numbers_B, [-1, size])).unbatch()
+        num_steps, size = steps_per_epoch or steps_of_all, global_batch_size // num_replicas
+
+        def numbers_of(epoch):
+            first = int(epoch) * num_steps
+            order, skipped = first // steps_of_all, first % steps_of_all
+            orders = range(order, order - (-(skipped + num_steps) // steps_of_all))
+            numbers = np.concatenate(
+                [self._order(one, global_batch_size, seed, shuffle) for one in orders]
+            )
+            numbers = numbers[skipped : skipped + num_steps]
+            return numbers.reshape(-1, size).astype(np.int32)
+
+        def rows_of_epoch(_):
+            numbers = tf.numpy_function(numbers_of, [epoch], tf.int32, stateful=True)
+            numbers = tf.ensure_shape(numbers, [num_steps * num_replicas, size])
+            return tf.data.Dataset.from_tensor_slices(numbers)
+
+        rows = tf.data.Dataset.from_tensors(0).flat_map(rows_of_epoch)
+        rows = rows.apply(tf.data.experimental.assert_cardinality(num_steps * num_replicas))
         return self._labelled_batches(select(rows), size)
 
     def evaluation_batches(
@@ -252,19 +277,17 @@ class EncodedExamples:
             return np.arange(len(self))
         return np.asarray(self.windows.example_W)
 
-    def _epochs(self, numbers, batch_size, seed, shuffle=True):
-        """Return the sample indices of some epochs, int `(batches, batch_size)`, -1 as padding."""
+    def _order(self, epoch, batch_size, seed, shuffle=True):
+        """Return the sample indices of an epoch, int `(batches, batch_size)`, -1 as padding."""
         weights_S = self.task.sampling_weights(self.examples, self.windows)
-
-        def order(epoch):
-            rng = np.random.default_rng([seed, epoch])
-            if weights_S is None:
-                return rng.permutation(len(self)) if shuffle else np.arange(len(self))
+        rng = np.random.default_rng([seed, epoch])
+        if weights_S is None:
+            order = rng.permutation(len(self)) if shuffle else np.arange(len(self))
+        else:
             probabilities_S = np.asarray(weights_S) / np.sum(weights_S)
-            drawn = rng.choice(len(self), len(self), p=probabilities_S)
-            return drawn if shuffle else np.sort(drawn)
-
-        return np.concatenate([_padded(order(epoch), batch_size) for epoch in numbers])
+            order = rng.choice(len(self), len(self), p=probabilities_S)
+            order = order if shuffle else np.sort(order)
+        return _padded(order, batch_size)
 
     def _labelled_batches(self, rows, batch_size):
         """Return batches (inputs, labels, weights) of rows of sample indices, -1 as padding."""

@@ -22,6 +22,7 @@ from tasks.base.task import Loss, Task
 from tasks.data.examples import HOST, Arrays, EncodedExamples, Inputs
 
 OnBatch = Callable[[np.ndarray, Arrays], None]
+OnLabels = Callable[[np.ndarray, Arrays, Arrays, Arrays], None]
 
 
 class Evaluator:
@@ -44,6 +45,9 @@ class Evaluator:
         # Losses of Keras and their weights, if the model is compiled with others than the task's.
         self.losses: Mapping[str, Loss] | None = None
         self.loss_weights: Mapping[str, float] = {}
+        # Receives the sample indices of each batch, with labels, weights and outputs by name.
+        self.on_labels: OnLabels | None = None
+        self.on_samples: Callable[[int], None] | None = None  # Receives the samples done so far.
         self._compiled = compile_with_weights(model, self._outputs_of_replica, strategy)
 
     def metrics(self, encoded: EncodedExamples) -> dict[str, float]:
@@ -61,13 +65,19 @@ class Evaluator:
         sums = {name: np.zeros(2) for name in losses}
 
         def add_losses(numbers, outputs):
+            labels, weights = (
+                {
+                    name: _of_samples(values[name], numbers, outputs[name].shape[1:2])
+                    for name in losses
+                }
+                for values in (encoded.labels, encoded.weights)
+            )
+            outputs = {name: outputs[name] for name in losses}
             for name, loss in losses.items():
-                labels, weights = (
-                    _of_samples(values[name], numbers, outputs[name].shape[1:2])
-                    for values in (encoded.labels, encoded.weights)
-                )
                 with tf.device("CPU:0"):  # Where the outputs are, while a GPU computes the next.
-                    sums[name] += weighted_sum(loss, labels, outputs[name], weights)
+                    sums[name] += weighted_sum(loss, labels[name], outputs[name], weights[name])
+            if self.on_labels:
+                self.on_labels(numbers, labels, weights, outputs)
 
         outputs = self.outputs(encoded, on_batch=add_losses)
         loss = sum(
@@ -125,6 +135,8 @@ class Evaluator:
                     result[name][numbers] = values
                 first += len(numbers)
                 progress.update(first)
+                if self.on_samples:
+                    self.on_samples(first)
         if not_finite:
             self.log(
                 f"warning: outputs that are not finite for {len(not_finite)} of {len(encoded)} "

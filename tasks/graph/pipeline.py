@@ -303,7 +303,11 @@ class Serving:
         self._first_calls = FirstCalls()
 
     def call(
-        self, signature: str, columns: Mapping[str, list], batch_size: int = ROWS_PER_CALL
+        self,
+        signature: str,
+        columns: Mapping[str, list],
+        batch_size: int = ROWS_PER_CALL,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> dict[str, np.ndarray]:
         """Call a signature.
 
@@ -311,21 +315,18 @@ class Serving:
             signature: Its name.
             columns: N strings, or lists of strings, by input name.
             batch_size: Rows per call.
+            progress: Receives the number of rows that are done.
 
         Returns:
             `{name: array (N, ...)}`, with `str` for strings. Batches of different widths are padded
             as the rows of a batch are, mostly with "" and -1.
         """
         function = self.signatures[signature]
-        parts = [
-            {
-                name: _with_str(values.numpy())
-                for name, values in self._first_calls.call(
-                    signature, function, *texts.values()
-                ).items()
-            }
-            for texts in Examples(dict(columns), []).slices(batch_size)
-        ]
+        parts: list[dict[str, np.ndarray]] = []
+        for texts in Examples(dict(columns), []).slices(batch_size):
+            outputs = self._first_calls.call(signature, function, *texts.values())
+            parts.append({name: _with_str(values.numpy()) for name, values in outputs.items()})
+            progress(len(parts) * batch_size)
         return {
             name: concat_padded(
                 [part[name] for part in parts],

@@ -112,13 +112,21 @@ def inputs_of(x: Any) -> Any:
 def first_batches(x: Any, steps: int | None, name: str = "steps") -> Any:
     """Return the first batches of a dataset; x itself if `steps` is `None`.
 
-    Raises UserError, with the name of the argument, if x is no dataset or the number is wrong.
+    Warns of a dataset of unknown length, which may have no end. Raises UserError, with the name of
+    the argument, if x is no dataset or the number is wrong.
     """
-    if steps is None:
-        return x
     if not isinstance(x, tf.data.Dataset):
+        if steps is None:
+            return x
         raise UserError(f"{name}: expected with a dataset only; pass the rows that are to be read")
-    return x.take(positive(name, steps))
+    if steps is not None:
+        return x.take(positive(name, steps))
+    if x.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+        warnings.warn(
+            f"reading a dataset of unknown length into memory; pass {name} if it has no end",
+            stacklevel=4,
+        )
+    return x
 
 
 def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
@@ -144,7 +152,6 @@ def examples_of(
     y: Any = None,
     sample_weight: Any = None,
     class_weight: Mapping[Any, float] | None = None,
-    is_batch: bool = False,
     has_teacher: bool = False,
 ) -> Examples:
     """Return rows as `Examples` with labels in the representation of the task.
@@ -155,7 +162,6 @@ def examples_of(
         y: Labels.
         sample_weight: Loss weight per row.
         class_weight: Loss weight by label name or id.
-        is_batch: Whether the rows are a batch of a dataset; messages then number no labels.
         has_teacher: Whether the rows may have no labels, if the task can learn them.
 
     Raises:
@@ -179,7 +185,7 @@ def examples_of(
         y = as_list(column_of(task, y, not task.has_lists_of_labels), "y")
     if len(y) != count:
         raise UserError(f"y: expected {count} labels, one per row of x, received {len(y)}")
-    labels = task.encode_labels(y, texts, "y" if is_batch else "y[{}]", is_batch)
+    labels = task.encode_labels(y, texts)
     weights = _weights(task, labels, sample_weight, class_weight)
     return Examples(texts, labels, weights=weights)
 
@@ -211,16 +217,6 @@ def split(examples: Examples, fraction: Any) -> tuple[Examples, Examples]:
     """Return the first rows for training and the last ones for validation, as Keras does."""
     first = _num_first(len(examples), fraction)
     return examples.filter(lambda row: row < first), examples.filter(lambda row: row >= first)
-
-
-def split_arrays(rows: tuple[Any, Any, Any], fraction: Any) -> tuple[Any, Any]:
-    """Return two parts of token ids, labels and weights, or `None`, as `split` does."""
-    first = _num_first(len(rows[0]["input_ids"]), fraction)
-
-    def part(rows_of_part):
-        return tf.nest.map_structure(lambda of: None if of is None else of[rows_of_part], rows)
-
-    return part(slice(first)), part(slice(first, None))
 
 
 def _num_first(count, fraction):

@@ -191,7 +191,7 @@ class AnomalyTask(TextTask):
     }
     best_metric = "roc_auc"
     losses = {"score": identity_loss}
-    tunable_fields = ("threshold",)
+    tunable_fields = {"threshold": ()}
     predicts_untuned = False
     trains_on_vectors = True
 

@@ -20,7 +20,7 @@ from bert_tf.pretraining.model import LOSSES, PretrainingModel
 from bert_tf.text.tokenizer import MASK, tokenize_masked
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.weights.sources import PretrainedWeights
-from tasks.base.task import OutputSpec, SignatureSpec, Task, Tokenize, described, top2_gap
+from tasks.base.task import Loss, OutputSpec, SignatureSpec, Task, Tokenize, described, top2_gap
 from tasks.data.examples import Tensors
 from tasks.data.readers.memory import columns_of
 from tasks.data.windows import Windows, one_window_each, pack_texts
@@ -51,13 +51,22 @@ class MaskedLmTask(Task):
         "score": OutputSpec("probabilities of these tokens"),
     }
     input_names = ("text",)
-    losses = LOSSES
-    accuracies = tuple(LOSSES)
+    num_ids = {"next_sentence": 2}
     has_lists_of_labels = True
     no_labels = (
         "the run is only pretrained and cannot be evaluated on labelled rows; use "
         "bert-tf pretrain --eval_shards"
     )
+
+    @property
+    def losses(self) -> Mapping[str, Loss]:
+        """The losses of the heads."""
+        return {head: LOSSES[head] for head in self.heads}
+
+    @property
+    def accuracies(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The heads."""
+        return self.heads
 
     def for_weights(self, names: Collection[str]) -> Self:
         """See `Task.for_weights`; weights of BertForMaskedLM have no next sentence head."""
@@ -212,18 +221,6 @@ class MaskedLanguageModel(TaskModel):
         """
         check_head(pretrained)
         return super().from_weights(pretrained, task, seed=seed, **kwargs)
-
-    def _record_training(self, *arguments):
-        super()._record_training(*arguments)
-        self._add_heads(self._step.losses)
-
-    def _record_loading(self, changed):
-        super()._record_loading(changed)
-        self._add_heads({name.partition("/")[0] for name in changed})
-
-    def _add_heads(self, names):
-        heads = tuple(head for head in LOSSES if head in {*self.task.heads, *names})
-        self.preprocessor.task = dataclasses.replace(self.task, heads=heads)
 
     def _saved_variables(self):
         absent = tuple(f"{head}/" for head in LOSSES if head not in self.task.heads)

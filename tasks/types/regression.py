@@ -43,7 +43,6 @@ class RegressionTask(LabelledTextTask):
     losses = {"value": squared_error}
     soft_losses = {"value": squared_difference}
     label_dtype = np.float32
-    can_stream = True
     best_metric = "spearman"
 
     activation: str = described("activation of the output", "identity")

@@ -33,7 +33,7 @@ of all texts, E entities of the text that has most, V vocabulary entries, C labe
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import keras
@@ -615,7 +615,7 @@ class TaggingTask(Task):
 
         All rows have entities, or all have a tag per word; [] may be either.
         """
-        labels = super().encode_labels(values, texts, what, is_batch)
+        labels = super().encode_labels(values, texts, what)
         if not any(isinstance(label, WordTags) for label in labels):
             return labels
         for row, label in enumerate(labels):
@@ -691,19 +691,14 @@ class TaggingTask(Task):
         """Return the encoder with one logit per token and label."""
         return TokenModel(config, len(self.labels), name=self.kind, dtype=dtype)
 
-    def begin_training(self, model: TokenModel) -> Callable[[], None]:
+    def begin_training(self, model: TokenModel) -> None:
         """Start labels that a converted head never predicts as the other label of their type."""
         bio, head = self.bio, model.head
-        kernel_HC, bias_C = head.kernel.numpy(), head.bias.numpy()
+        bias_C = head.bias.numpy()
         other_C = np.where(bio.is_begin_C, bio.inside_C, bio.begin_Y[bio.type_C])
         source_C = np.where(bias_C == NEVER, other_C, np.arange(len(bias_C)))
-
-        def assign(columns_C):
-            head.kernel.assign(kernel_HC[:, columns_C])
-            head.bias.assign(bias_C[columns_C])
-
-        assign(source_C)
-        return lambda: assign(np.arange(len(bias_C)))
+        head.kernel.assign(head.kernel.numpy()[:, source_C])
+        head.bias.assign(bias_C[source_C])
 
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Count words and entities that tokens cannot represent; warn if there is no entity."""

@@ -343,7 +343,7 @@ class ClassificationTask(LabelledTextTask):
                 return str(value) if value in integers else value
 
             values = list(map(named, values))
-        return super().encode_labels(values, texts, what, is_batch)
+        return super().encode_labels(values, texts, what)
 
     def _are_multi_hot(self, rows, argument, is_batch):
         """Return whether rows have 0 or 1 per label; raises UserError if they may be ids too."""
@@ -452,10 +452,14 @@ class ClassificationTask(LabelledTextTask):
         return {"label": sigmoid_divergence if is_sigmoid else softmax_divergence}
 
     @property
-    def tunable_fields(self) -> tuple[str, ...]:
+    def tunable_fields(self) -> dict[str, tuple[int, ...]]:
         """Fields fitted on dev after training."""
-        enabled = {"temperature": self.calibrate, "thresholds": self.threshold_objective}
-        return tuple(name for name, is_enabled in enabled.items() if is_enabled)
+        fields: dict[str, tuple[int, ...]] = {}
+        if self.calibrate:
+            fields["temperature"] = ()
+        if self.threshold_objective:
+            fields["thresholds"] = (len(self.labels) if self.multi_label else 1,)
+        return fields
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return labels, int32 `(N,)`, multi-hot `(N, C)` with `multi_label`, and weights of 1."""
@@ -468,9 +472,9 @@ class ClassificationTask(LabelledTextTask):
         return {"label": labels}, {"label": np.ones(count, np.float32)}
 
     @property
-    def can_stream(self) -> bool:
-        """Whether a batch suffices: these options need the labels of all rows."""
-        return not (self.balanced_sampling or self.prior_bias)
+    def num_ids(self) -> dict[str, int]:
+        """Ids of the labels, or 0 and 1 with `multi_label`."""
+        return {"label": 2 if self.multi_label else len(self.labels)}
 
     def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
         """Return the class weight of each example, `(N,)`, or None."""

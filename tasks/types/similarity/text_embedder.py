@@ -867,10 +867,7 @@ class TextEmbedder(TaskModel):
         text = self.task.prompt_text(prompt)
         if len(self.task.input_names) > 1:
             raise UserError(f"prompt={prompt!r:.80}: expected none with pairs")
-        columns, batch_size = self._rows_to_predict(x, batch_size, **kwargs)
-        self._warn_if_untrained()
-        columns["prompt"] = [text] * len(columns["text"])
-        return self.serving.call("with_prompt", columns, batch_size)["embedding"]
+        return self._served("with_prompt", x, batch_size, prompt=text, **kwargs)["embedding"]
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
         """Return the similarity of each vector of `a` to each of `b`, float32 `(N, M)`.
