@@ -161,7 +161,9 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             set_untrained(self.network, untrained)
         # Of which runs consist.
         object.__setattr__(self, "_shapes", _shapes(self.network))
-        self.preprocessor = Preprocessor.of(task.with_tuned({}), config, vocabulary)
+        # Not a layer that Keras tracks: it would refuse to compile the step, which has no strings.
+        preprocessor = Preprocessor.of(task.with_tuned({}), config, vocabulary)
+        object.__setattr__(self, "preprocessor", preprocessor)
         self.loss_means = LossMeans(task.losses)
         # What belongs to the weights is loaded and saved with them, and ends with a train step.
         self._has_new_head = has_new_head and task.has_head
@@ -1000,9 +1002,10 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         x, y, weights = self._batch(data)
         outputs, terms, norm = self._step.on_batch((x, y, weights), self.loss_means.is_finite())
         self.loss_means.update_state(terms, norm)
-        self._is_trained.assign(1.0)
+        is_updated = tf.math.is_finite(norm)
+        self._is_trained.assign(tf.where(is_updated, tf.ones([], tf.float64), self._is_trained))
         for variable in self._tuned.values():  # Which were tuned for other weights.
-            variable.assign(tf.fill(variable.shape, tf.constant(float("nan"), tf.float64)))
+            variable.assign(tf.where(is_updated, tf.cast(np.nan, tf.float64), variable))
         return self._metrics_so_far(x, y, weights, outputs)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
