@@ -67,7 +67,9 @@ NAVIGATION = {
     ],
     "Python": [
         "docs/python.md",
+        "docs/keras.md",
         "docs/fit-or-train.md",
+        "docs/large-data.md",
         "docs/own-head.md",
         "docs/python-compared.md",
     ],

@@ -599,33 +599,20 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             UserError: If an argument is wrong, or does not fit the task.
         """
         self._check_trainable("compile")
-        object.__setattr__(
-            self,
-            "_compile_arguments",
-            {
-                "optimizer": optimizer,
-                "loss": loss,
-                "metrics": metrics,
-                "weighted_metrics": weighted_metrics,
-                "loss_weights": loss_weights,
-                "learning_rate": learning_rate,
-                "warmup_proportion": warmup_proportion,
-                "schedule": schedule,
-                "layer_decay": layer_decay,
-                "jit_compile": jit_compile,
-                **kwargs,
-            },
-        )
+        of_auto = {
+            "learning_rate": learning_rate,
+            "warmup_proportion": warmup_proportion,
+            "schedule": schedule,
+            "layer_decay": layer_decay,
+        }
+        given = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
+        given |= {"loss_weights": loss_weights, "jit_compile": jit_compile}
+        arguments = {"optimizer": optimizer, **of_auto, **given, **kwargs}
+        # Keras would replace a dict by a tracked copy.
+        object.__setattr__(self, "_compile_arguments", arguments)
         task, strategy = self.preprocessor.task, self.distribute_strategy
         with strategy.scope():
-            optimizer = optimizer_of(
-                self,
-                optimizer,
-                learning_rate=learning_rate,
-                warmup_proportion=warmup_proportion,
-                schedule=schedule,
-                layer_decay=layer_decay,
-            )
+            optimizer = optimizer_of(self, optimizer, **of_auto)
             losses = losses_by_output(task, loss)
             check_outputs(task, losses, "loss_weights", loss_weights)
             metrics, weighted_metrics = metrics_by_output(task, losses, metrics, weighted_metrics)
