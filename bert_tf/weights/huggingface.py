@@ -304,7 +304,7 @@ def _download(model_id, revision):
         patterns = [*_HUB_FILES, *weights, *(f"0_*/{name}" for name in weights)]
         try:
             found = snapshot_download(model_id, revision=revision, allow_patterns=patterns)
-        except errors.HfHubHTTPError:
+        except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError):
             raise
         except Exception:  # Version 1 does not look into the cache for a commit without a network.
             found = snapshot_download(
