@@ -267,8 +267,7 @@ class Task(abc.ABC):
         # Files of earlier versions lack the fields that were added since. The default of such a
         # field has to reproduce what was done without it.
         fields = dataclasses.fields(cls)
-        removed = format_versions.REMOVED.items()
-        values = {name: value for name, value in values.items() if (name, value) not in removed}
+        values = format_versions.without_removed(values)
         required = {
             field.name
             for field in fields
@@ -422,18 +421,16 @@ class Task(abc.ABC):
         values: Sequence[Any],
         texts: Mapping[str, Sequence[Any]],
         what: str = "y[{}]",
-        is_batch: bool = False,
     ) -> list:
-        """Convert the labels of rows, which have one meaning; see `encode_label`.
+        """Convert the labels of rows; see `encode_label`.
 
         Args:
             values: N labels.
             texts: N texts by input name.
             what: Name of a label for messages; "{}" is the number of its row.
-            is_batch: Whether other batches have further labels of the same kind.
 
         Raises:
-            UserError: If a label does not fit the task, or could be read in two ways.
+            UserError: If a label does not fit the task.
         """
         labels = []
         for row, value in enumerate(values):
@@ -443,6 +440,21 @@ class Task(abc.ABC):
             except (ValueError, TypeError, RowError) as error:
                 raise UserError(f"{what.format(row)}: {error}") from None
         return labels
+
+    def batch_labels(self, y: Any) -> tf.Tensor:
+        """Convert the labels of a batch of a dataset as `encode_label` does, in the graph.
+
+        A label that does not fit fails an assertion (`tasks.data.labels.check_batch`).
+
+        Args:
+            y: Labels, `(B, ...)`.
+
+        Raises:
+            UserError: If the task has no labels in the graph, or their shape does not fit it.
+        """
+        raise UserError(
+            f"x: a dataset of strings: expected lists, since labels of {self.kind} need the tokens"
+        )
 
     def decode_label(self, label: Any) -> Any:
         """Convert a label to the Python object that `encode_label` accepts."""
@@ -523,10 +535,6 @@ class Task(abc.ABC):
     ) -> None:
         """Initialize weights of a new head from the training examples."""
 
-    def begin_training(self, model: keras.Model) -> Callable[[], None]:
-        """Replace weights of a head that can hardly be trained; return what restores them."""
-        return lambda: None
-
     def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return what is served, `(B, ...)` by name, in the graph; by default the outputs."""
         return dict(outputs)
@@ -537,6 +545,15 @@ class Task(abc.ABC):
         By default infinity, since nothing is decided.
         """
         return tf.fill(tf.shape(next(iter(predictions.values())))[:1], float("inf"))
+
+    def with_word_outputs(self, predictions: Arrays, texts: Mapping[str, list]) -> Arrays:
+        """Return the predictions of rows with what follows from their form; by default unchanged.
+
+        Args:
+            predictions: Served outputs, `(N, ...)` by name.
+            texts: N rows by input name.
+        """
+        return predictions
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
         """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""

@@ -168,7 +168,7 @@ def raising_row_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(r"UserError: (.*)", str(error))
+        found = re.search(r"UserError: (.*?)\]?$", str(error), re.MULTILINE)
         if found is None:
             raise
         raise UserError(found[1]) from None

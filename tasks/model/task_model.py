@@ -142,8 +142,8 @@ class TaskModel(EncoderModel):
 
     def __init__(
         self,
-        task: Task | Mapping[str, Any],
-        config: BertConfig | Mapping[str, Any],
+        task: Task | Mapping[str, Any] | None = None,
+        config: BertConfig | Mapping[str, Any] | None = None,
         vocabulary: Vocabulary | None = None,
         *,
         network: keras.Model | None = None,
@@ -155,6 +155,11 @@ class TaskModel(EncoderModel):
         dtype: Any = "float32",
         **kwargs: Any,
     ) -> None:
+        if task is None or config is None:
+            name = type(self).__name__
+            raise UserError(
+                f"{name}(): expected {name}.from_pretrained(PATH, ...), which has weights"
+            )
         task = task_from_dict(task) if isinstance(task, Mapping) else task
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
@@ -885,11 +890,11 @@ class TaskModel(EncoderModel):
             # Not by Keras, which would use the class weights in validation, too.
             (x, y, sample_weight), dev = split_arrays((x, y, sample_weight), fraction)
         # Not by Keras either, which combines class weights with no sample weights.
-        given = {} if class_weight is None else class_factors(self.task, class_weight)
-        of_task = getattr(self.task, "class_weights", ()) or [1.0] * len(self.labels or ())
-        factors = [given.get(label, 1.0) * factor for label, factor in enumerate(of_task)]
-        if set(factors) - {1.0}:
-            weigh = functools.partial(_with_class_weights, np.array(factors, np.float32))
+        factors = np.array(getattr(self.task, "class_weights", ()) or 1.0, np.float32)
+        if class_weight is not None:
+            factors = factors * class_factors(self.task, class_weight)
+        if np.any(factors != 1):
+            weigh = functools.partial(_with_class_weights, factors)
             if isinstance(x, tf.data.Dataset):
                 x = x.map(weigh)
             else:
@@ -918,30 +923,30 @@ class TaskModel(EncoderModel):
     def _check_needs_no_rows(self):
         """Raise UserError if batches of token ids do not suffice for training."""
         task = self.task
-        needs_rows = {
-            "balanced_sampling": getattr(task, "balanced_sampling", False),
-            "prior_bias": self.has_new_head and getattr(task, "prior_bias", False),
-        }
-        for name, is_needed in needs_rows.items():
-            if is_needed:
-                raise UserError(
-                    f"x: {name} needs all rows; expected strings in fit, received token ids"
-                )
+        if getattr(task, "balanced_sampling", False):
+            raise UserError(
+                "x: balanced_sampling needs all rows; expected strings in fit, received token ids"
+            )
         if task.trains_on_vectors:
             raise UserError(
                 "x: an autoencoder would learn the anomalies among token ids, too; expected "
                 "strings in fit"
             )
 
-    def _labels_of_token_ids(self, y, what="y", is_batch=False):
+    def _labels_of_token_ids(self, y, what="y"):
         """Return the labels of token ids as Keras takes them: no list, and of classes the ids."""
         y = column_of(self.task, y, is_scalar=self.task.has_classes)
         if isinstance(y, list) and y and np.ndim(y[0]) == 0:
             y = np.array(y)
-        # Other labels, such as probabilities, are for a loss of the user.
+        # Other labels, such as probabilities, are for a loss of the user; integers are always ids.
         is_column = self.task.has_classes and getattr(y, "ndim", 0) == 1
-        if is_column and np.asarray(y).dtype.kind in "OSUiu":
-            y = np.array(self.task.encode_labels(as_list(y, what), {}, f"{what}[{{}}]", is_batch))
+        kind, count = np.asarray(y).dtype.kind if is_column else "", len(self.labels or ())
+        if kind in ("i", "u") and len(
+            bad := np.asarray(y)[(np.asarray(y) < 0) | (np.asarray(y) >= count)]
+        ):
+            raise UserError(f"{what}: label {bad[0]}: expected an id from 0 to {count - 1}")
+        if kind in ("O", "S", "U"):
+            y = np.array(self.task.encode_labels(as_list(y, what), {}, f"{what}[{{}}]"))
         return y
 
     def _check_callbacks(self, callbacks):
@@ -1009,7 +1014,6 @@ class TaskModel(EncoderModel):
         tuned, before, origin = self.task, _batches_seen(self), self._origin
         self.preprocessor.task = tuned.with_tuned({})
         self._num_stacked = self._num_parts
-        undo = tuned.begin_training(self.network)
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
@@ -1020,7 +1024,6 @@ class TaskModel(EncoderModel):
             self._num_stacked = 1
             if _batches_seen(self) == before:
                 self.preprocessor.task = tuned
-                undo()
             else:
                 self._record_training(origin)
 
@@ -1358,14 +1361,14 @@ class TaskModel(EncoderModel):
         if self._num_parts > 1:
             raise UserError(_NO_PARTS)
         self._check_needs_no_rows()
-        y = self._labels_of_token_ids(y, is_batch=True)
+        y = self._labels_of_token_ids(y)
         with self._changing_weights():
             return super().train_on_batch(x, y, *args, **kwargs)
 
     def test_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluate a batch of token ids; strings are evaluated with `evaluate`."""
         _check_token_ids(x, "test_on_batch", "evaluate")
-        y = self._labels_of_token_ids(y, is_batch=True)
+        y = self._labels_of_token_ids(y)
         return super().test_on_batch(x, y, *args, **kwargs)
 
     def predict_on_batch(self, x: Any) -> Any:
