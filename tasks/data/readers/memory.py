@@ -79,9 +79,9 @@ def as_list(values: Any, what: str) -> list:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is missing, as in a pandas column: `None`, NaN or pandas.NA."""
+    """Whether a value is missing, as in a pandas column: `None`, NaN, pandas.NA or NaT."""
     is_nan = isinstance(value, float) and math.isnan(value)
-    return value is None or is_nan or type(value).__name__ == "NAType"
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def label_names(labels: Any) -> tuple[str, ...]:
