@@ -267,8 +267,7 @@ class Task(abc.ABC):
         # Files of earlier versions lack the fields that were added since. The default of such a
         # field has to reproduce what was done without it.
         fields = dataclasses.fields(cls)
-        removed = format_versions.REMOVED.items()
-        values = {name: value for name, value in values.items() if (name, value) not in removed}
+        values = format_versions.without_removed(values)
         required = {
             field.name
             for field in fields
@@ -423,7 +422,7 @@ class Task(abc.ABC):
         texts: Mapping[str, Sequence[Any]],
         what: str = "y[{}]",
     ) -> list:
-        """Convert the labels of rows, which have one meaning; see `encode_label`.
+        """Convert the labels of rows; see `encode_label`.
 
         Args:
             values: N labels.
@@ -431,7 +430,7 @@ class Task(abc.ABC):
             what: Name of a label for messages; "{}" is the number of its row.
 
         Raises:
-            UserError: If a label does not fit the task, or could be read in two ways.
+            UserError: If a label does not fit the task.
         """
         labels = []
         for row, value in enumerate(values):
@@ -442,15 +441,19 @@ class Task(abc.ABC):
                 raise UserError(f"{what.format(row)}: {error}") from None
         return labels
 
-    def batch_labels(self, y: tf.Tensor) -> tf.Tensor:
-        """Convert the labels of a batch of a dataset of strings, in the graph.
+    def batch_labels(self, y: Any) -> tf.Tensor:
+        """Convert the labels of a batch of a dataset as `encode_label` does, in the graph.
+
+        A label that does not fit fails an assertion (`tasks.data.labels.check_batch`).
+
+        Args:
+            y: Labels, `(B, ...)`.
 
         Raises:
-            UserError: If the labels of the task need the tokens of the texts.
+            UserError: If the task has no labels in the graph, or their shape does not fit it.
         """
         raise UserError(
-            f"x: expected lists, received a dataset of strings, whose labels of {self.kind} need "
-            "all tokens of a text"
+            f"x: a dataset of strings: expected lists, since labels of {self.kind} need the tokens"
         )
 
     def decode_label(self, label: Any) -> Any:
@@ -532,9 +535,6 @@ class Task(abc.ABC):
     ) -> None:
         """Initialize weights of a new head from the training examples."""
 
-    def begin_training(self, model: keras.Model) -> None:  # noqa: B027
-        """Replace weights of a head that can hardly be trained."""
-
     def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return what is served, `(B, ...)` by name, in the graph; by default the outputs."""
         return dict(outputs)
@@ -545,6 +545,15 @@ class Task(abc.ABC):
         By default infinity, since nothing is decided.
         """
         return tf.fill(tf.shape(next(iter(predictions.values())))[:1], float("inf"))
+
+    def with_word_outputs(self, predictions: Arrays, texts: Mapping[str, list]) -> Arrays:
+        """Return the predictions of rows with what follows from their form; by default unchanged.
+
+        Args:
+            predictions: Served outputs, `(N, ...)` by name.
+            texts: N rows by input name.
+        """
+        return predictions
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
         """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""

@@ -132,8 +132,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
 
     def __init__(
         self,
-        task: Task | Mapping[str, Any],
-        config: BertConfig | Mapping[str, Any],
+        task: Task | Mapping[str, Any] | None = None,
+        config: BertConfig | Mapping[str, Any] | None = None,
         vocabulary: Vocabulary | None = None,
         *,
         network: keras.Model | None = None,
@@ -145,6 +145,11 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         dtype: Any = None,
         **kwargs: Any,
     ) -> None:
+        if task is None or config is None:
+            name = type(self).__name__
+            raise UserError(
+                f"{name}(): expected {name}.from_pretrained(PATH, ...), which has weights"
+            )
         task = task_from_dict(task) if isinstance(task, Mapping) else task
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
@@ -775,7 +780,6 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             encoded_dev = self._encode(dev)
             _warn(encoded_dev.token_counts.warnings("validation rows"))
             validate = functools.partial(self._validate, encoded_dev, size, callbacks)
-        self.preprocessor.task.begin_training(self.network)
         with training_errors(self):
             history = super().fit(
                 **data,
@@ -847,13 +851,12 @@ class TaskModel(ReplicaMetrics, EncoderModel):
 
     def _stream(self, dataset, class_weight):
         """Return a dataset of strings as one of token ids."""
-        spec, factors_C = dataset.element_spec, ()
+        spec = dataset.element_spec
         if not isinstance(spec, tuple) or not 2 <= len(spec) <= 3:
             raise UserError("x: expected batches (x, y) or (x, y, sample_weight) in the dataset")
-        if class_weight is not None:
-            factors = class_factors(self.preprocessor.task, class_weight)
-            factors_C = [factors.get(label, 1.0) for label in range(len(self.labels))]
-        length = self.preprocessor.task.max_seq_length if self._is_compiled else None
+        task = self.preprocessor.task
+        factors_C = () if class_weight is None else class_factors(task, class_weight)
+        length = task.max_seq_length if self._is_compiled else None
 
         @tf.autograph.experimental.do_not_convert
         def to_ids(*batch):

@@ -178,7 +178,6 @@ class TrainingRun:
         if run is None:
             if has_new_head:
                 task.init_head(model, encoded)
-            task.begin_training(model)
             run = self._create_run(pipeline, record)
         else:
             for line in run.changes():
