@@ -159,9 +159,9 @@ class EncodedExamples:
     ) -> tf.data.Dataset:
         """Return batches (inputs, labels, weights), shuffled per epoch from `(seed, epoch)`.
 
-        An epoch contains every sample once, or, if the task has `sampling_weights`, as many samples
-        drawn with these weights. In the last batch of an epoch a replica may have fewer samples; if
-        it has none, its batch is one sample of weight 0.
+        An epoch has as many samples as there are, which `Task.epoch_order` draws; by default each
+        of them once. In the last batch of an epoch a replica may have fewer samples; if it has
+        none, its batch is one sample of weight 0.
 
         Args:
             global_batch_size: Samples per step of all replicas; a multiple of `num_replicas`.
@@ -254,14 +254,9 @@ class EncodedExamples:
 
     def _epochs(self, numbers, batch_size, seed, shuffle=True):
         """Return the sample indices of some epochs, int `(batches, batch_size)`, -1 as padding."""
-        weights_S = self.task.sampling_weights(self.examples, self.windows)
 
         def order(epoch):
-            rng = np.random.default_rng([seed, epoch])
-            if weights_S is None:
-                return rng.permutation(len(self)) if shuffle else np.arange(len(self))
-            probabilities_S = np.asarray(weights_S) / np.sum(weights_S)
-            drawn = rng.choice(len(self), len(self), p=probabilities_S)
+            drawn = self.task.epoch_order(self, np.random.default_rng([seed, epoch]))
             return drawn if shuffle else np.sort(drawn)
 
         return np.concatenate([_padded(order(epoch), batch_size) for epoch in numbers])
