@@ -414,7 +414,9 @@ class SimilarityTask(TextTask):
         order = order[np.argsort(class_N[order], kind="stable")]
         _, first_C, count_C = np.unique(class_N[order], return_index=True, return_counts=True)
         first_N, count_N = np.repeat(first_C, count_C), np.repeat(count_C, count_C)
-        group_N = np.minimum((np.arange(len(order)) - first_N) // 2, np.maximum(count_N // 2, 1) - 1)
+        group_N = np.minimum(
+            (np.arange(len(order)) - first_N) // 2, np.maximum(count_N // 2, 1) - 1
+        )
         return order[np.argsort(rng.permutation(len(order))[first_N + group_N], kind="stable")]
 
     def _check_scores(self, scores):
