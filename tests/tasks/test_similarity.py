@@ -224,6 +224,14 @@ def test_the_loss_of_dev_rows_compares_texts_of_a_class(of_classes, monkeypatch)
     assert found == pytest.approx(np.mean(expected), rel=1e-4)
 
 
+def test_classes_are_learned_in_batches_with_one_text_more(config, vocabulary):
+    """In seven texts of three classes, a batch may have a text without another of its class."""
+    task = SimilarityTask(max_seq_length=16, classes=True)
+    model = TextEmbedder(task, config, vocabulary)
+    history = model.fit([*ANCHORS, *POSITIVES[:3]], list("aabbccc"), batch_size=3, verbose=0)
+    assert all(loss > 0 and np.isfinite(loss) for loss in history.history["loss"])
+
+
 def test_one_compiled_loss_takes_rows_with_and_without_negatives(config, vocabulary):
     model = TextEmbedder(SimilarityTask(max_seq_length=16), config, vocabulary)
     model.fit((ANCHORS, POSITIVES), epochs=1, verbose=0)

@@ -140,6 +140,8 @@ def test_the_positives_of_a_text_alone_are_the_others_of_its_class():
     for symmetric in (False, True):
         values = losses.in_batch_negatives(classes, vectors, ones, 0.5, symmetric).numpy()
         np.testing.assert_allclose(values, expected, rtol=1e-5)
+    values = losses.in_batch_negatives(classes[:, 0], vectors, ones, 0.5)  # As Keras passes them.
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
     padded = losses.in_batch_negatives(classes, vectors, tf.constant([1.0, 1.0, 0.0]), 0.5)
     np.testing.assert_allclose(padded[:2], [0.0, 0.0], atol=1e-6)
     # With three of a class, the loss is the mean over both positives, each against the negatives.

@@ -79,7 +79,7 @@ def in_batch_negatives(
 
     Args:
         texts_BC: Integer number of each text: equal numbers are equal texts, or texts of one class.
-            NO_TEXT is a missing one.
+            NO_TEXT is a missing one. `(B,)` if C is 1.
         vectors_BCD: Their embeddings: anchor, positive, hard negatives; or the text of a class.
         weights_B: Weights of the rows; those of weight 0 are padding and give no candidates.
         temperature: Divisor of the cosines.
@@ -89,6 +89,7 @@ def in_batch_negatives(
         float32 `(B,)`.
     """
     vectors_BCD = normalized(tf.cast(vectors_BCD, tf.float32))
+    texts_BC = tf.reshape(texts_BC, tf.shape(vectors_BCD)[:2])  # Keras drops an axis of 1.
     texts_BC = tf.where(weights_B[:, tf.newaxis] > 0, texts_BC, NO_TEXT)
     size, is_alone = vectors_BCD.shape[2], tf.shape(texts_BC)[1] == 1
     anchors_BD, positives_BD = vectors_BCD[:, 0], vectors_BCD[:, :2][:, -1]

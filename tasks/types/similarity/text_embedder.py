@@ -413,11 +413,10 @@ class SimilarityTask(TextTask):
         class_N = np.where(data.weights["embedding"] > 0, texts[:, 0], NO_TEXT)
         order = order[np.argsort(class_N[order], kind="stable")]
         _, first_C, count_C = np.unique(class_N[order], return_index=True, return_counts=True)
-        first_N, count_N = np.repeat(first_C, count_C), np.repeat(count_C, count_C)
-        group_N = np.minimum(
-            (np.arange(len(order)) - first_N) // 2, np.maximum(count_N // 2, 1) - 1
-        )
-        return order[np.argsort(rng.permutation(len(order))[first_N + group_N], kind="stable")]
+        first_N = np.repeat(first_C, count_C)
+        last_N = np.repeat(np.maximum(count_C // 2, 1) - 1, count_C)  # Number of the last group.
+        group_N = first_N + np.minimum((np.arange(len(order)) - first_N) // 2, last_N)
+        return order[np.argsort(rng.permutation(len(order))[group_N], kind="stable")]
 
     def _check_scores(self, scores):
         """Raise UserError if the loss cannot learn these scores."""
@@ -443,8 +442,8 @@ class SimilarityTask(TextTask):
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return scores `(N,)`, or the numbers of the texts `(N, C)`, and weights of 1.
 
-        A text of a class is a row of one. Equal numbers are texts of one class, or texts of the same tokens: a model cannot tell those
-        apart, such as texts that differ in case alone.
+        A text of a class is a row of one. Equal numbers are texts of one class, or texts of the
+        same tokens: a model cannot tell those apart, such as texts that differ in case alone.
         """
         rows, labels = examples.texts["text"], examples.labels
         weights = {"embedding": np.ones(len(rows), np.float32)}
