@@ -517,12 +517,12 @@ class Task(abc.ABC):
         """Return the size of the vectors that a model returns; `None` if it returns others."""
         return None
 
-    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
-        """Return the sampling weight per sample in training, `(samples,)`.
+    def epoch_order(self, data: EncodedExamples, rng: np.random.Generator) -> np.ndarray:
+        """Return the indices of the samples of an epoch, `(samples,)`, in the order of batches.
 
-        `None` means that each sample is drawn once per epoch.
+        By default each sample is drawn once.
         """
-        return None
+        return rng.permutation(len(data))
 
     # From batches to predictions.
 

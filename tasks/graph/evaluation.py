@@ -158,7 +158,9 @@ class Evaluator:
             outputs[name] = np.full((*shape, *values.shape[1:]), self.model.missing, values.dtype)
             outputs[name][place_W] = values
         size = self.replica_batch_size * self.strategy.num_replicas_in_sync
-        for numbers in np.split(encoded.by_length(), range(size, len(encoded), size)):
+        # A loss that compares the rows of a batch gets batches as in training.
+        order = self.task.epoch_order(encoded, np.random.default_rng(0))
+        for numbers in np.split(order, range(size, len(encoded), size)):
             on_batch(numbers, {name: values[numbers] for name, values in outputs.items()})
         return self.task.metric_inputs(outputs) if reduced else outputs
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import types
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -57,9 +58,13 @@ def test_class_weights_are_those_given_or_balanced(train):
 
 def test_every_class_is_drawn_equally_often(train):
     task = from_data(train, balanced_sampling=True)
-    weights = task.sampling_weights(task.load_examples(train), None)
-    np.testing.assert_allclose(weights / weights.sum(), [1 / 12] * 4 + [1 / 9] * 3 + [1 / 3])
-    assert from_data(train).sampling_weights(task.load_examples(train), None) is None
+    windows = one_window_each(Packed(tf.ragged.constant([[1]] * 8), None))
+    data = EncodedExamples(task, task.load_examples(train), windows, None, to_flat)
+    rng = unittest.mock.Mock()
+    assert task.epoch_order(data, rng) is rng.choice.return_value
+    expected = [1 / 12] * 4 + [1 / 9] * 3 + [1 / 3]
+    np.testing.assert_allclose(rng.choice.call_args.kwargs["p"], expected)
+    assert from_data(train).epoch_order(data, rng) is rng.permutation.return_value
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

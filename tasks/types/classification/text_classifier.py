@@ -402,12 +402,14 @@ class ClassificationTask(LabelledTextTask):
         """Return the class weight of each example, `(N,)`, or None."""
         return np.array(self.class_weights)[examples.labels] if self.class_weights else None
 
-    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
-        """Return sampling weights `(N,)`, equal in sum per class, or None."""
+    def epoch_order(self, data: EncodedExamples, rng: np.random.Generator) -> np.ndarray:
+        """Return rows `(N,)`; with `balanced_sampling` of each class equally many on average."""
         if not self.balanced_sampling:
-            return None
-        _, class_N, counts = np.unique(examples.labels, return_inverse=True, return_counts=True)
-        return 1.0 / counts[class_N]
+            return super().epoch_order(data, rng)
+        labels, count = data.examples.labels, len(data)
+        _, class_N, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        weights_N = 1.0 / counts[class_N]
+        return rng.choice(count, count, p=weights_N / np.sum(weights_N))
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
         """Return the encoder with one logit for two labels, otherwise one per label."""
