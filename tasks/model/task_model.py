@@ -79,7 +79,7 @@ from tasks.model.labelled_rows import (
 )
 from tasks.training.distillation import Distillation, Teacher, model_teacher, read_teacher
 from tasks.training.settings import TrainingSettings, recorded
-from tasks.training.training_run import TrainingRun, digests_of
+from tasks.training.training_run import TrainingRun, digests_of, has_trained_pooler
 
 _PUBLISH = "expected export.publish(model, 'MODELS/name'), which writes a SavedModel of strings"
 _COMMON_OPTIONS = (
@@ -256,7 +256,8 @@ class TaskModel(EncoderModel):
         """Return the options of the task; those that are not given are those of the weights."""
         source, kind = pretrained.run_task or {}, cls.task_class.kind
         brought = heads.options_of(pretrained.task or {}, kind, cls.options, given)
-        options = {**brought, **cls.task_class.options_from(source, given), **given}
+        trained = pretrained.has_trained_pooler
+        options = {**brought, **cls.task_class.options_from(source, given, trained), **given}
         if "labels" in cls.options and "labels" not in options:
             found = f"a {pretrained.task['kind']} head" if pretrained.task else "no head"
             raise UserError(
@@ -303,6 +304,7 @@ class TaskModel(EncoderModel):
             pretrained.assign_to(model.network, head)
         model.has_new_head = (head is None or pretrained.has_new_head) and task.has_head
         model.record["origin"] = pretrained.origin_in(model.network, head)
+        model.record["has_trained_pooler"] = pretrained.has_trained_pooler
         return model
 
     # Parts.
@@ -1032,6 +1034,7 @@ class TaskModel(EncoderModel):
         """Record that `fit` has changed the weights, by default those of the recorded origin."""
         self.has_new_head = False
         self.record["origin"] = (origin or self._origin).removesuffix(_TRAINED) + _TRAINED
+        self.record["has_trained_pooler"] = has_trained_pooler(self.record, self.network)
 
     @argument_names()
     def evaluate(
@@ -1231,6 +1234,7 @@ class TaskModel(EncoderModel):
             def begin():
                 self.preprocessor.task, self.has_new_head = task, False
                 self.record["origin"] = f"run {training.output_dir}{_UNFINISHED}"
+                self.record["has_trained_pooler"] = has_trained_pooler(self.record, self.network)
                 if chosen.frozen_layers != self.frozen_layers:
                     self.freeze(chosen.frozen_layers)
 
