@@ -770,9 +770,9 @@ class TextClassifier(TaskModel):
         threshold_objective: "f1", "precision=P" or "recall=R": tunes the threshold of `rare_label`,
             or those of all labels with `multi_label`, on validation rows.
         calibrate: Temperature scaling, fitted on validation rows.
-        pooling: "pooled", [CLS] through the pooler, or "mean", of the vectors of all tokens. The
-            default is that of a classifier's weights; of other weights "pooled" if their pooler
-            was trained, which that of sentence-transformers was not.
+        pooling: "pooled", [CLS] through the pooler, or "mean", of the vectors of all tokens. By
+            default the weights choose it: that of a classifier is kept, and others have "mean" if
+            their pooler was not trained, such as those of sentence-transformers.
     """
 
     task_class = ClassificationTask
