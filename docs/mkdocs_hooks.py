@@ -47,6 +47,7 @@ NAVIGATION = {
     "Fine-tune": [
         "docs/fine-tuning.md",
         "docs/data-formats.md",
+        "docs/few-rows.md",
         "docs/sweeps.md",
         "docs/distillation.md",
         "docs/results.md",

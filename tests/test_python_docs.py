@@ -82,6 +82,12 @@ def test_the_snippets_of_large_data_run(namespace):
     assert not namespace["model"].has_new_head
 
 
+@pytest.mark.medium
+def test_the_snippet_of_few_rows_runs(namespace):
+    run(snippets(read("docs/few-rows.md")), namespace)
+    assert {*namespace["classifier"].classes_} == {*TEXTS}
+
+
 def test_the_snippet_of_data_formats_unescapes_texts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small.write_rows(tmp_path / "raw.csv", [("AT&amp;T, &quot;new&quot;", "a&amp;b")])

@@ -53,6 +53,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "calibrate": False,
         "temperature": None,
         "thresholds": None,
+        "pooling": "pooled",
     },
     "regression": {**_ROWS, "activation": "identity"},
     "tagging": {
@@ -298,6 +299,10 @@ def match_head(
         raise UserError(f"expected a head of task {task['kind']}, received {source['kind']}")
     if bool(source.get("multi_label")) != bool(task.get("multi_label")):
         raise UserError("expected both heads with multi_label, or none")
+    if task["kind"] == "classification":
+        pooling, other = (of.get("pooling", "pooled") for of in (task, source))
+        if pooling != other:
+            raise UserError(f"expected a head with pooling {pooling}, received {other}")
     ours, theirs = list(task.get("labels", ())), list(source.get("labels", ()))
     if sorted(ours) != sorted(theirs):
         raise UserError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ from tasks.data.windows import Windows, one_window_each, pack_texts, pair_window
 
 Loss = Callable[..., tf.Tensor]
 Tokenize = Callable[[tf.Tensor], Tokens]  # Of a `Tokenizer`.
+LOG = logging.getLogger("bert_tf").info  # Of models in Python; commands have their own log.
 TRUNCATIONS = ("head", "tail", "head_tail")
 
 
@@ -242,13 +244,21 @@ class Task(abc.ABC):
         return cls.from_data(data, max_seq_length=max_seq_length, **options)
 
     @classmethod
-    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_from(
+        cls,
+        source: Mapping[str, Any],
+        given: Mapping[str, Any],
+        has_trained_pooler: bool = True,
+        log: Callable[[str], None] = LOG,
+    ) -> dict[str, Any]:
         """Return the options that pretrained weights bring, by default none.
 
         Args:
             source: Task of the head that the model may keep, or embedder, as in task.json; {} if
                 the weights have none.
             given: Options of `from_data` or `from_options` that replace them.
+            has_trained_pooler: Whether the weights have a trained pooler.
+            log: Receives a line for each option that is chosen by the weights.
         """
         return {}
 

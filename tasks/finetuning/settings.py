@@ -213,9 +213,11 @@ class DataSettings:
     )
     pooling: str | None = flag(
         "vector of a text from those of its tokens: cls, mean, max or mean_sqrt_len, or several "
-        "joined by + (default that of an embedder as --init_from, otherwise mean)",
+        "joined by + (default that of an embedder as --init_from, otherwise mean); of "
+        "classification pooled, [CLS] through the pooler, or mean (default pooled if the pooler of "
+        "--init_from was trained, which that of an embedder was not)",
         None,
-        tasks=("similarity",),
+        tasks=("classification", "similarity"),
     )
     normalize: bool | None = flag(
         "vectors of length 1 (default as of an embedder as --init_from, otherwise true)",

@@ -77,6 +77,7 @@ from tasks.model.labelled_rows import (
 )
 from tasks.model.private_keras import ReplicaMetrics, forget_resumed_epoch, with_num_steps
 from tasks.model.string_batches import checked, to_token_ids
+from tasks.training.training_run import has_trained_pooler
 
 _COMMON_OPTIONS = (
     "max_seq_length",
@@ -88,8 +89,6 @@ _COMMON_OPTIONS = (
 )
 _DTYPES = tuple(dict.fromkeys(DTYPE_POLICIES.values()))  # Weights and outputs are float32.
 _TRAINED = ", trained with fit"
-# A batch of fewer tokens may have no known one.
-_MIN_TOKENS = 100
 
 
 class TaskModel(ReplicaMetrics, EncoderModel):
@@ -274,7 +273,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         """Return the options of the task; those that are not given are those of the weights."""
         source, kind = pretrained.run_task or {}, cls.task_class.kind
         brought = heads.options_of(pretrained.task or {}, kind, cls.options, given)
-        options = {**brought, **cls.task_class.options_from(source, given), **given}
+        trained = pretrained.has_trained_pooler
+        options = {**brought, **cls.task_class.options_from(source, given, trained), **given}
         if "labels" in cls.options and "labels" not in options:
             found = f"a {pretrained.task['kind']} head" if pretrained.task else "no head"
             raise UserError(
@@ -321,6 +321,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             pretrained.assign_to(model.network, head)
         model.has_new_head = head is None or pretrained.has_new_head
         model.record["origin"] = pretrained.origin_in(model.network, head)
+        model.record["has_trained_pooler"] = pretrained.has_trained_pooler
         return model
 
     # Parts.
@@ -370,6 +371,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             task: The task, with its tuned values.
         """
         self.record["origin"], self._has_new_head = origin, False
+        self.record["has_trained_pooler"] = has_trained_pooler(self.record, self.network)
         self._is_trained.assign(0.0)
         self._set_tuned(task)
 
@@ -1153,6 +1155,11 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         record = {
             **self.record,
             "origin": self.origin,
+            "has_trained_pooler": (
+                has_trained_pooler(self.record, self.network)
+                if self._is_trained.numpy()
+                else self.record.get("has_trained_pooler", True)
+            ),
             "has_new_head": self.has_new_head,
             "untrained": names_of_untrained(self.network),
         }

@@ -38,6 +38,8 @@ from tasks.training.distillation import Distillation
 from tasks.training.settings import TrainingSettings, parse_best_metric
 
 if TYPE_CHECKING:
+    import keras
+
     from tasks.base.task import Task
     from tasks.graph.pipeline import Pipeline
 
@@ -308,6 +310,7 @@ class TrainingRun:
     def _create_run(self, pipeline, record):
         """Create the run directory."""
         entries = {"settings": self.recorded, "data": self.digests, **record}
+        entries["has_trained_pooler"] = has_trained_pooler(record, pipeline.model)
         if self.distillation:
             entries["teacher"] = self.distillation.teacher.record
         if is_chief(self.strategy):
@@ -383,6 +386,13 @@ class TrainingRun:
         source = self.open_best(run)
         source.assign(source.read(), model)
         return source.task
+
+
+def has_trained_pooler(record: Mapping[str, Any], model: keras.Model) -> bool:
+    """Return the entry of train.json after a training of weights that `record` describes."""
+    kernel = model.encoder.pooler.kernel
+    is_trained = any(weight is kernel for weight in model.trainable_weights)
+    return is_trained or record.get("has_trained_pooler", True)
 
 
 def digests_of(names: Sequence[str], examples: Sequence[Examples]) -> dict[str, str]:

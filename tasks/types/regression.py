@@ -65,7 +65,9 @@ class RegressionTask(LabelledTextTask):
         return task
 
     @classmethod
-    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_from(
+        cls, source: Mapping[str, Any], given: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """Return the activation of a regressor."""
         if source.get("kind") != cls.kind or "activation" not in source:
             return {}

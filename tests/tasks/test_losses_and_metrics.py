@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tasks.model.keras_names import compile_arguments as resolve
 
 from bert_tf import UserError
 from tasks.model import keras_names
-from tasks.model.keras_names import compile_arguments as resolve
 from tasks.types.anomaly import AnomalyTask
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.masked_lm import MaskedLmTask

@@ -9,7 +9,7 @@ Shape suffixes: B texts, N examples, C labels, K labels with a threshold.
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import keras
@@ -32,14 +32,22 @@ from tasks.base.plots import (
     draw_precision_recall,
     draw_reliability,
 )
-from tasks.base.task import LabelledTextTask, Loss, OutputSpec, described, top2_gap
+from tasks.base.task import (
+    LOG,
+    LabelledTextTask,
+    Loss,
+    OutputSpec,
+    check_choice,
+    described,
+    top2_gap,
+)
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.labels import LabelSpace
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import as_list, label_names
 from tasks.data.readers.rows import FileRows, Source, as_label, hot_columns, raise_bad_rows
 from tasks.data.windows import Windows
-from tasks.graph.heads import SequenceClassifier
+from tasks.graph.heads import TEXT_POOLING, SequenceClassifier
 from tasks.metrics import classification
 from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
 from tasks.metrics.thresholds import best_threshold, parse_objective
@@ -146,6 +154,7 @@ class ClassificationTask(LabelledTextTask):
     thresholds: tuple[float, ...] | None = described(
         "minimum probability of a label to be returned", None
     )
+    pooling: str = described("vector of a text that the head reads", "pooled")
 
     kind = "classification"
     description = "Predicts the labels of a text or of a pair of texts."
@@ -164,6 +173,24 @@ class ClassificationTask(LabelledTextTask):
         super().__post_init__()
         if not self.focal_gamma >= 0:
             raise UserError(f"focal_gamma={self.focal_gamma}: expected a number >= 0")
+        check_choice("pooling", self.pooling, TEXT_POOLING)
+
+    @classmethod
+    def options_from(
+        cls,
+        source: Mapping[str, Any],
+        given: Mapping[str, Any],
+        has_trained_pooler: bool = True,
+        log: Callable[[str], None] = LOG,
+    ) -> dict[str, Any]:
+        """Return the pooling of a classifier; for other weights, their pooler decides."""
+        if source.get("kind") == cls.kind:
+            return {"pooling": source.get("pooling", "pooled")}
+        pooling = "pooled" if has_trained_pooler else "mean"
+        if "pooling" not in given:
+            verb = "was" if has_trained_pooler else "was not"
+            log(f"pooling: {pooling}, since the pooler of the weights {verb} trained")
+        return {"pooling": pooling}
 
     @classmethod
     def from_data(
@@ -414,7 +441,8 @@ class ClassificationTask(LabelledTextTask):
     def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
         """Return the encoder with one logit for two labels, otherwise one per label."""
         units = 1 if self.is_binary else len(self.labels)
-        return SequenceClassifier(config, units, name=self.kind, dtype=dtype)
+        options: dict[str, Any] = {"name": self.kind, "dtype": dtype}
+        return SequenceClassifier(config, units, pooling=self.pooling, **options)
 
     @property
     def best_metric(self) -> str:
@@ -643,10 +671,13 @@ class TextClassifier(TaskModel):
         threshold_objective: "f1", "precision=P" or "recall=R": tunes the threshold of `rare_label`,
             or those of all labels with `multi_label`, on validation rows.
         calibrate: Temperature scaling, fitted on validation rows.
+        pooling: "pooled", [CLS] through the pooler, or "mean", of the vectors of all tokens. By
+            default the weights choose it: that of a classifier is kept, and others have "mean" if
+            their pooler was not trained, such as those of sentence-transformers.
     """
 
     task_class = ClassificationTask
     options = (
         *("labels", "pairs", "truncation", "multi_label", "class_weights", "balanced_sampling"),
-        *("focal_gamma", "rare_label", "threshold_objective", "calibrate"),
+        *("focal_gamma", "rare_label", "threshold_objective", "calibrate", "pooling"),
     )

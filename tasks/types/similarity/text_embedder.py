@@ -133,7 +133,9 @@ class SimilarityTask(TextTask):
                 )
 
     @classmethod
-    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_from(
+        cls, source: Mapping[str, Any], given: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """Return the pooling, dense layers, normalization and prompts of an embedder."""
         if source.get("kind") != cls.kind:
             return {}
