@@ -57,7 +57,7 @@ from tasks.base.task_types import default_settings
 from tasks.data.examples import EncodedExamples, Examples, stacked
 from tasks.data.readers.memory import as_list, columns_of, without_axis
 from tasks.data.windows import TokenCounter
-from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.graph.evaluation import Evaluator
 from tasks.graph.heads import EncoderModel
 from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline, ServingFunctions
 from tasks.graph.preprocessor import Preprocessor
@@ -429,7 +429,7 @@ class TaskModel(EncoderModel):
         untuned = self.task.untuned_fields
         if self.has_new_head:
             warn_of_new_head(self, stacklevel=4)
-        elif untuned and self.task.predicts_untuned and not self.task.tunes_without_request:
+        elif untuned and not self.task.tunes_without_request:
             warnings.warn(f"{', '.join(untuned)}: never tuned; call tune(x, y)", stacklevel=4)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
@@ -927,11 +927,6 @@ class TaskModel(EncoderModel):
                 raise UserError(
                     f"x: {name} needs all rows; expected strings in fit, received token ids"
                 )
-        if task.trains_on_vectors:
-            raise UserError(
-                "x: an autoencoder would learn the anomalies among token ids, too; expected "
-                "strings in fit"
-            )
 
     def _labels_of_token_ids(self, y, what="y", is_batch=False):
         """Return the labels of token ids as Keras takes them: no list, and of classes the ids."""
@@ -971,10 +966,7 @@ class TaskModel(EncoderModel):
                 )
 
     def _encode_for_fit(self, examples, batch_size):
-        encoded = self._encode(examples)
-        if not self.task.trains_on_vectors:
-            return encoded
-        return FeatureExamples(encoded, self.evaluator(batch_size), lambda line: None)
+        return self.task.training_data(self._encode(examples), self.evaluator(batch_size))
 
     def _training_examples(self, examples):
         """Return the rows that training uses; raises UserError if there are none."""
