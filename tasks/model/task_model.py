@@ -53,7 +53,7 @@ from bert_tf.train.step import TrainStep, batch_counter, innermost, unstacked
 from bert_tf.weights import heads
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
-from tasks.base.task_types import default_settings
+from tasks.base.task_types import default_settings, task_type
 from tasks.data.examples import EncodedExamples, Examples, stacked
 from tasks.data.readers.memory import as_list, columns_of, without_axis
 from tasks.data.windows import TokenCounter
@@ -429,7 +429,9 @@ class TaskModel(EncoderModel):
         untuned = self.task.untuned_fields
         if self.has_new_head:
             warn_of_new_head(self, stacklevel=4)
-        elif untuned and not self.task.tunes_without_request:
+        elif untuned and not (
+            self.task.tunes_without_request or task_type(self.task.kind).needs_dev
+        ):
             warnings.warn(f"{', '.join(untuned)}: never tuned; call tune(x, y)", stacklevel=4)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:

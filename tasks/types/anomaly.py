@@ -9,7 +9,7 @@ samples, H hidden size, K size of the code.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import keras
@@ -41,6 +41,7 @@ from tasks.metrics.thresholds import threshold_for_false_alarms
 from tasks.model.task_model import TaskModel
 
 INNER_SIZE = 256
+_SET_NORMAL_LABELS = "Set --normal_labels to those of normal rows"
 
 
 class AutoencoderModel(keras.Model):
@@ -227,7 +228,6 @@ class AnomalyTask(TextTask):
     best_metric = "roc_auc"
     losses = {"score": identity_loss}
     tunable_fields = ("threshold",)
-    tunes_without_request = True
 
     def __post_init__(self) -> None:
         check_positive("latent_dim", self.latent_dim)
@@ -250,42 +250,31 @@ class AnomalyTask(TextTask):
             UserError: A normal label does not occur in the file, or the file has several labels
                 and none is declared normal.
         """
-        normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
-        task = cls(normal_labels=normal_labels, **options)
-        labels = task._labels_in(data)
-        if not labels:
-            return task
-        found = _joined(labels)
-        if not task.normal_labels:
-            if len(labels) > 1:
-                raise UserError(
-                    f"{data}: several labels: {found}. Set --normal_labels to those of normal rows"
-                )
-            return dataclasses.replace(task, normal_labels=tuple(labels))
+        task, labels = cls._with_labels(data, **options)
+        if len(labels) > 1 and not task.normal_labels:
+            raise UserError(f"{data}: several labels: {_joined(labels)}. {_SET_NORMAL_LABELS}")
         for label in task.normal_labels:
-            if label not in labels:
+            if labels and label not in labels:
                 raise UserError(
-                    f"--normal_labels: no row of {data} has label {label!r}. Found: {found}"
+                    f"--normal_labels: no row of {data} has label {label!r}. Found: "
+                    f"{_joined(labels)}"
                 )
+        return dataclasses.replace(task, normal_labels=task.normal_labels or tuple(labels))
+
+    @classmethod
+    def for_reading(cls, data: Source | FileRows, **options: Any) -> Self:
+        """Create a task that reads a file; `normal_labels` are required if it has labels."""
+        task, labels = cls._with_labels(data, **options)
+        if labels and not task.normal_labels:
+            raise UserError(f"{data}: labels: {_joined(labels)}. {_SET_NORMAL_LABELS}")
         return task
 
     @classmethod
-    def for_reading(
-        cls, data: Source | FileRows, *, normal_labels: Sequence[str] = (), **options: Any
-    ) -> Self:
-        """Create a task that reads a file; `normal_labels` are required if it has labels."""
+    def _with_labels(cls, data, normal_labels=(), **options) -> tuple[Self, list[str]]:
+        """Return a task, and the labels of a file, sorted."""
         task = cls(normal_labels=tuple(map(as_label, normal_labels)), **options)
-        labels = task._labels_in(data)
-        if labels and not task.normal_labels:
-            raise UserError(
-                f"{data}: labels: {_joined(labels)}. Set --normal_labels to those of normal rows"
-            )
-        return task
-
-    def _labels_in(self, data):
-        """Return the labels of a file, sorted."""
-        rows = raise_bad_rows(self.iter_rows(data, labelled=True))
-        return sorted({row.label for row in rows if row.label is not None})
+        rows = raise_bad_rows(task.iter_rows(data, labelled=True))
+        return task, sorted({row.label for row in rows if row.label is not None})
 
     def label_of(self, label: str | None) -> int:
         """Return whether a label, None in a file without labels, is one of an anomaly."""
