@@ -372,24 +372,15 @@ class AnomalyTask(TextTask):
         result = {
             "roc_auc": roc_auc(is_unusual_N, outputs["score"]),
             "pr_auc": pr_auc(is_unusual_N, outputs["score"]),
-            **{
-                f"{name}_roc_auc": roc_auc(is_unusual_N, outputs[name])
-                for name in ("mean_distance", "pca")
-            },
+            "mean_distance_roc_auc": roc_auc(is_unusual_N, outputs["mean_distance"]),
+            "pca_roc_auc": roc_auc(is_unusual_N, outputs["pca"]),
         }
-        if self.threshold is None:
-            return result
-        is_anomaly_N = self.is_anomaly(outputs["score"])
-        return {
-            **result,
-            **{
-                name: float(np.sum(is_anomaly_N & which_N) / max(np.sum(which_N), 1))
-                for name, which_N in (
-                    ("false_alarm_rate", ~is_unusual_N),
-                    ("detection_rate", is_unusual_N),
-                )
-            },
-        }
+        if self.threshold is not None:
+            is_anomaly_N = self.is_anomaly(outputs["score"])
+            rates = {"false_alarm_rate": ~is_unusual_N, "detection_rate": is_unusual_N}
+            for name, which_N in rates.items():
+                result[name] = float(np.sum(is_anomaly_N & which_N) / max(np.sum(which_N), 1))
+        return result
 
     def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
         """Return the distribution of the scores of normal texts and of anomalies."""
