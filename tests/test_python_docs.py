@@ -88,6 +88,13 @@ def test_the_snippet_of_few_rows_runs(namespace):
     assert {*namespace["classifier"].classes_} == {*TEXTS}
 
 
+@pytest.mark.medium
+def test_the_snippet_of_anomaly_detection_runs(namespace):
+    (source,) = snippets(read("docs/tasks/anomaly-detection.md"))
+    run([source], namespace)
+    assert namespace["model"].task.threshold > 0
+
+
 def test_the_snippet_of_data_formats_unescapes_texts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small.write_rows(tmp_path / "raw.csv", [("AT&amp;T, &quot;new&quot;", "a&amp;b")])

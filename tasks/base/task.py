@@ -152,8 +152,6 @@ class Task(abc.ABC):
     accuracies: ClassVar[tuple[str, ...]] = ()  # Outputs whose accuracy `fit` reports.
     has_windows = False  # Whether an example may become several windows, with outputs per token.
     needs_offsets = False  # Whether predictions refer to characters of the text.
-    trains_on_vectors = False  # Whether the encoder is frozen and run once (FeatureExamples).
-    predicts_untuned = True  # Whether it can predict while the tunable fields are None.
     # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
     tunes_without_request = False
     # What is wrong with the rows that `select_training_examples` drops; "" if nothing is.
@@ -539,6 +537,15 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def build_model(self, config: BertConfig, dtype: str = "float32") -> keras.Model:
         """Return the Keras model, built."""
+
+    def training_data(self, encoded: EncodedExamples, evaluator: Any) -> EncodedExamples:
+        """Return training or dev examples as the model reads them; by default their token ids.
+
+        Args:
+            encoded: The examples.
+            evaluator: `Evaluator` of the model, whose weights may be restored later.
+        """
+        return encoded
 
     def init_head(  # noqa: B027  By default the weights stay random.
         self, model: keras.Model, encoded: EncodedExamples

@@ -229,7 +229,7 @@ def plan_of(
         precision=precision,
         frozen_layers=settings.frozen_layers,
         static_length=training.task.max_seq_length if settings.strategy == "tpu" else None,
-        is_frozen=training.task.trains_on_vectors,
+        is_frozen=not model.encoder.trainable,
         runs=len(runs),
         accumulation_steps=of_run.gradient_accumulation_steps,
         is_cached=of_run.gradient_accumulation_steps > 1

@@ -44,7 +44,7 @@ from bert_tf.train.step import TrainStep
 from bert_tf.weights import heads
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
-from tasks.base.task_types import default_settings
+from tasks.base.task_types import default_settings, task_type
 from tasks.data.examples import EncodedExamples
 from tasks.data.readers.memory import columns_of, without_axis
 from tasks.graph.evaluation import Evaluator
@@ -481,7 +481,9 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         untuned = self.task.untuned_fields
         if self.has_new_head:
             warn_of_new_head(self, stacklevel=5)
-        elif untuned and self.task.predicts_untuned and not self.task.tunes_without_request:
+        elif untuned and not (
+            self.task.tunes_without_request or task_type(self.task.kind).needs_dev
+        ):
             warnings.warn(f"{', '.join(untuned)}: never tuned; call tune(x, y)", stacklevel=5)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
@@ -779,7 +781,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
         encoded_dev, validate = None, None
         if dev is not None:
-            encoded_dev = self._encode(dev)
+            task, evaluator = self.preprocessor.task, self.evaluator(size)
+            encoded_dev = task.training_data(self._encode(dev), evaluator)
             _warn(encoded_dev.token_counts.warnings("validation rows"))
             validate = functools.partial(self._validate, encoded_dev, size, callbacks)
         with training_errors(self):
@@ -873,7 +876,9 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         selected = task.select_training_examples(examples)
         if not len(selected):
             raise UserError("x: expected at least one row to train on, received none")
-        encoded = self._encode(selected)
+        encoded = task.training_data(self._encode(selected), self.evaluator())
+        if self.has_new_head:
+            task.init_head(self.network, encoded)
         lines = [f"x: {line}" for line in task.label_warnings(encoded)]
         num_unused = len(examples) - len(selected)
         if num_unused and task.fault_of_unused:

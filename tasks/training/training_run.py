@@ -32,7 +32,7 @@ from bert_tf.train.step import TrainStep
 from tasks.base import plots
 from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples, stacked
-from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.graph.evaluation import Evaluator
 from tasks.graph.run_checkpoint import RunCheckpoint, task_at
 from tasks.training.distillation import Distillation
 from tasks.training.settings import TrainingSettings, parse_best_metric
@@ -150,8 +150,7 @@ class TrainingRun:
         replicas = strategy.num_replicas_in_sync
         evaluator = Evaluator(task, model, strategy, log=log)
         encoded, *encoded_devs = [
-            FeatureExamples(data, evaluator, log) if task.trains_on_vectors else data
-            for data in self.encode(pipeline)
+            task.training_data(data, evaluator) for data in self.encode(pipeline)
         ]
         unlabelled = self.encode_unlabelled(pipeline)
         num_samples = len(encoded) + sum(map(len, unlabelled))
