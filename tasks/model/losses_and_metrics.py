@@ -135,7 +135,7 @@ def _example(module, name):
 
 def _check_logits(argument, given):
     """Raise UserError if a loss or metric takes the output for probabilities."""
-    from_logits = getattr(given, "from_logits", None)
+    from_logits = getattr(given, "from_logits", getattr(given, "_from_logits", None))
     if inspect.isfunction(given) and "from_logits" in inspect.signature(given).parameters:
         from_logits = inspect.signature(given).parameters["from_logits"].default
     if from_logits is False:

@@ -40,7 +40,7 @@ from bert_tf.train.compilation import is_accelerated, is_default
 from bert_tf.train.distribution import DTYPE_POLICIES, distribute, warn_of_float16
 from bert_tf.train.losses import FunctionLoss, compares_examples
 from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
-from bert_tf.train.step import TrainStep, innermost
+from bert_tf.train.step import TrainStep, batch_counter, innermost
 from bert_tf.weights import heads
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
@@ -84,7 +84,8 @@ _COMMON_OPTIONS = (
     "keep_head",
 )
 _DTYPES = tuple(dict.fromkeys(DTYPE_POLICIES.values()))  # Weights and outputs are float32.
-_TRAINED = ", trained with fit"
+# Stages of the head: untrained, with the weights that it came with, trained with fit.
+_NEW, _KEPT, _TRAINED = 0.0, 1.0, 2.0
 # A batch of fewer tokens may have no known one.
 _MIN_TOKENS = 100
 
@@ -166,8 +167,9 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         object.__setattr__(self, "preprocessor", preprocessor)
         self.loss_means = LossMeans(task.losses)
         # What belongs to the weights is loaded and saved with them, and ends with a train step.
-        self._has_new_head = has_new_head and task.has_head
-        self._is_trained = self._state("is_trained", (), 0.0)
+        # The stage has the shape of the head, since it is not loaded where the head does not fit.
+        stage = _NEW if has_new_head and task.has_head else _KEPT
+        self._stage = self._state("stage", self.network.weights[-1].shape, stage)
         tuned = {
             name: self._state(name, shape, float("nan"))
             for name, shape in task.tunable_fields.items()
@@ -342,17 +344,22 @@ class TaskModel(ReplicaMetrics, EncoderModel):
     @property
     def has_new_head(self) -> bool:
         """Whether the head is untrained; set it to False after a training loop of your own."""
-        return self._has_new_head and not self._is_trained.numpy()
+        return bool(self._stage.numpy().max() == _NEW)
 
     @has_new_head.setter
     def has_new_head(self, value: bool) -> None:
-        self._has_new_head = bool(value) and self.task.has_head
+        stage = max(self._stage.numpy().max(), _KEPT)
+        self._assign_stage(_NEW if value and self.preprocessor.task.has_head else stage)
+
+    def _assign_stage(self, stage):
+        self._stage.assign(np.full(self._stage.shape, stage))
 
     @property
     def origin(self) -> str:
         """The origin of the weights, as a run directory records it."""
         origin = self.record.get("origin", "new weights")
-        return origin + _TRAINED * bool(self._is_trained.numpy())
+        is_trained = self._stage.numpy().max() == _TRAINED
+        return origin + ", trained with fit" * bool(is_trained)
 
     def set_source(self, origin: str, task: Task) -> None:
         """Record that `train` has changed the weights: their origin, and the values tuned for them.
@@ -361,8 +368,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             origin: The run, as a run directory records it.
             task: The task, with its tuned values.
         """
-        self.record["origin"], self._has_new_head = origin, False
-        self._is_trained.assign(0.0)
+        self.record["origin"] = origin
+        self._assign_stage(_KEPT)
         self._set_tuned(task)
 
     @property
@@ -556,21 +563,32 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             raise UserError("x: balanced_sampling needs all rows; expected lists, not a dataset")
         texts = {name: without_axis(values) for name, values in named(x, task.input_names).items()}
         for name, values in texts.items():
-            if values.dtype != tf.string:
+            rank = task.INPUT_RANKS.get(name, 1)
+            if values.dtype != tf.string or values.shape.rank not in (rank, None):
                 raise UserError(
-                    f"x: {name}: expected batches of strings, received {values.dtype.name}"
+                    f"x: {name}: expected batches of strings of rank {rank}, received "
+                    f"{values.dtype.name} {values.shape}"
                 )
+            if values.shape.rank is None:
+                texts[name] = tf.ensure_shape(values, [None] * rank)
         inputs = self.preprocessor.encode(texts, task.max_seq_length if self._is_compiled else None)
         with tf.control_dependencies([self._check_known(inputs)]):
             inputs = tf.nest.map_structure(tf.identity, inputs)
         if y is None:
             return inputs
         (output,) = task.losses
-        y = y[output] if isinstance(y, Mapping) else y
+        if isinstance(y, Mapping):
+            if output not in y:
+                raise UserError(f"y: expected one column of labels, received {', '.join(y):.80}")
+            y = y[output]
         labels = task.batch_labels(y)
         weights = tf.ones(tf.shape(labels)[:1])
         if sample_weight is not None:
-            weights *= tf.reshape(tf.cast(sample_weight, tf.float32), [-1])
+            given = tf.reshape(tf.cast(sample_weight, tf.float32), [-1])
+            is_weight = tf.reduce_all(given >= 0)
+            line = "UserError: sample_weight: expected numbers >= 0"
+            with tf.control_dependencies([tf.debugging.Assert(is_weight, [line])]):
+                weights *= given
         for factors in (getattr(task, "class_weights", ()), factors_C):
             if factors is not None and len(factors):
                 weights *= tf.gather(tf.constant(factors, tf.float32), labels)
@@ -588,11 +606,9 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             ["UserError: x: all tokens of a batch are [UNK]; expected texts of the vocabulary"],
         )
 
-    def _checked(self, data):
-        """Return token ids whose labels are checked, if they are a dataset."""
+    def _checked(self, data, y=None, weights=None):
+        """Return token ids whose labels are checked: at once, or those of a dataset as read."""
         counts = self.preprocessor.task.num_ids
-        if not isinstance(data, tf.data.Dataset) or not counts:
-            return data
 
         @tf.autograph.experimental.do_not_convert
         def check(x, y=None, weights=None):
@@ -603,13 +619,17 @@ class TaskModel(ReplicaMetrics, EncoderModel):
                 labels, factors = (
                     of.get(name) if isinstance(of, Mapping) else of for of in (y, weights)
                 )
-                if labels is not None:
+                if labels is not None and not isinstance(labels, list | tuple):
                     checks.append(_check_ids(labels, factors, count))
             with tf.control_dependencies(checks):
                 y = tf.nest.map_structure(tf.identity, y)
             return (x, y) if weights is None else (x, y, weights)
 
-        return data.map(check)
+        if isinstance(data, tf.data.Dataset):
+            return data.map(check)
+        with _training_errors(self):
+            check(data, y, weights)
+        return data
 
     # Training.
 
@@ -740,7 +760,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
                 )
         optimizer = keras.optimizers.get(optimizer)
         extended = self.distribute_strategy.extended
-        if not extended.variable_created_in_scope(optimizer.iterations.value):
+        if not extended.variable_created_in_scope(batch_counter(optimizer).value):
             raise UserError(
                 "optimizer: was created outside of the scope of the replicas; create it inside"
             )
@@ -858,8 +878,10 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             validation_data = validation_steps = None
         elif isinstance(validation_data, tf.data.Dataset):
             validation_data = self._checked(validation_data)
+        elif validation_data is not None:
+            self._checked(*validation_data)
         if is_ids:
-            x = self._checked(x)
+            x = self._checked(x, y, sample_weight)
             rows = {
                 "y": y,
                 "sample_weight": sample_weight,
@@ -885,7 +907,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             encoded = self._training_rows(examples)
             x = self._distributed(encoded, self._batch_size(batch_size), shuffle, steps_per_epoch)
             rows = {"shuffle": False}
-        encoded_dev, size = None, positive("validation_batch_size", validation_batch_size or 64)
+        size = 64 if validation_batch_size is None else validation_batch_size
+        encoded_dev, size = None, positive("validation_batch_size", size)
         if dev is not None:
             encoded_dev = self._encode(dev)
             _warn(encoded_dev.token_counts.warnings("validation rows"))
@@ -1003,7 +1026,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         outputs, terms, norm = self._step.on_batch((x, y, weights), self.loss_means.is_finite())
         self.loss_means.update_state(terms, norm)
         is_updated = tf.math.is_finite(norm)
-        self._is_trained.assign(tf.where(is_updated, tf.ones([], tf.float64), self._is_trained))
+        trained = tf.cast(_TRAINED, tf.float64)
+        self._stage.assign(tf.where(is_updated, trained, self._stage))
         for variable in self._tuned.values():  # Which were tuned for other weights.
             variable.assign(tf.where(is_updated, tf.cast(np.nan, tf.float64), variable))
         return self._metrics_so_far(x, y, weights, outputs)
@@ -1052,7 +1076,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         steps: int | None = None,
         callbacks: Any = None,
         return_dict: bool = True,
-        **kwargs: Any,
+        _use_cached_eval_dataset: bool = False,
     ) -> dict[str, float]:
         """Return the loss, the task's metrics and those of `compile`, by name.
 
@@ -1065,14 +1089,14 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             steps: Batches of a dataset that are read; by default all.
             callbacks: As in Keras, for token ids only.
             return_dict: False returns a list, for token ids only.
-            **kwargs: Given by `fit` of Keras.
+            _use_cached_eval_dataset: Given by `fit` of Keras.
         """
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
             with _training_errors(self):
                 return super().evaluate(
-                    self._checked(x),
+                    self._checked(x, y, sample_weight),
                     y,
                     batch_size,
                     verbose,
@@ -1080,7 +1104,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
                     steps,
                     callbacks,
                     return_dict,
-                    **kwargs,
+                    _use_cached_eval_dataset=_use_cached_eval_dataset,
                 )
         _check_no_callbacks(callbacks)
         if not return_dict:
@@ -1257,6 +1281,12 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         """Return the variables of a run directory by name."""
         return model_variables(self.network)
 
+    def load_own_variables(self, store: Any) -> None:
+        """Load what belongs to the weights; called by Keras, before all other variables."""
+        for variable in self._tuned.values():  # Those of other weights, also if loading fails.
+            variable.assign(np.full(variable.shape, np.nan))
+        super().load_own_variables(store)
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; the vocabulary is an asset of the preprocessor."""
         return {
@@ -1264,7 +1294,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             "config": self.config.to_dict(),
             "seed": self.seed,
             "record": self.record,
-            "has_new_head": self._has_new_head,
+            "has_new_head": self.has_new_head,
             "untrained": names_of_untrained(self.network),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }
@@ -1290,9 +1320,13 @@ def _check_no_callbacks(callbacks):
 
 def _check_ids(labels, weights, count):
     """Return an operation that fails if a label of weight above 0 is no id."""
+    labels = tf.convert_to_tensor(labels)
+    if labels.dtype == tf.string:
+        raise UserError("y: expected ids as labels of token ids, received strings")
     numbers = tf.cast(labels, tf.float32)
     is_wrong = (numbers < 0) | (numbers > count - 1)
     if weights is not None:
+        weights = tf.convert_to_tensor(weights)
         missing = numbers.shape.rank - weights.shape.rank
         weights = weights[(..., *[tf.newaxis] * missing)] if missing > 0 else weights
         is_wrong &= tf.reshape(weights, tf.shape(weights)[: numbers.shape.rank]) > 0
@@ -1302,7 +1336,7 @@ def _check_ids(labels, weights, count):
         [
             tf.strings.join(
                 [
-                    "UserError: a label of the dataset is ",
+                    "UserError: a label of token ids is ",
                     tf.strings.reduce_join(first),
                     f"; expected ids from 0 to {count - 1}; remove rows without a label",
                 ]
