@@ -18,7 +18,7 @@ from bert_tf.errors import UserError
 from bert_tf.system.scalars import to_python
 from bert_tf.train.losses import WeightedMean, compares_examples, is_correct
 from bert_tf.train.optimizer import AdamW, FitSchedule
-from bert_tf.train.step import OWN_LOSSES, innermost
+from bert_tf.train.step import OWN_LOSSES, batch_counter, innermost
 from tasks.base.task import Task
 from tasks.training.settings import TrainingSettings
 
@@ -50,7 +50,7 @@ def optimizer_of(model: keras.Model, optimizer: Any, **given: Any) -> Any:
             )
     optimizer = keras.optimizers.get(optimizer)
     extended = model.distribute_strategy.extended
-    if not extended.variable_created_in_scope(optimizer.iterations.value):
+    if not extended.variable_created_in_scope(batch_counter(optimizer).value):
         raise UserError(
             "optimizer: was created outside of the scope of the replicas; create it inside"
         )
@@ -196,7 +196,7 @@ def _example(module, name):
 
 def _check_logits(argument, given):
     """Raise UserError if a loss or metric takes the output for probabilities."""
-    from_logits = getattr(given, "from_logits", None)
+    from_logits = getattr(given, "from_logits", getattr(given, "_from_logits", None))
     if inspect.isfunction(given) and "from_logits" in inspect.signature(given).parameters:
         from_logits = inspect.signature(given).parameters["from_logits"].default
     if from_logits is False:

@@ -136,6 +136,8 @@ def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
         if value is not None:
             contained = {"y": "labels", "sample_weight": "weights"}.get(name, "batches")
             raise UserError(f"{name}: expected none, since the dataset x contains the {contained}")
+    if dataset.cardinality() == 0:
+        raise UserError("x: expected at least one batch, received an empty dataset")
     if any(spec.shape.rank == 0 for spec in tf.nest.flatten(dataset.element_spec)):
         raise UserError("x: expected a dataset of batches, received single rows; call batch(32)")
 

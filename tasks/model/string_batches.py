@@ -53,37 +53,46 @@ def to_token_ids(
     if y is None:
         return inputs
     (output,) = task.losses
-    labels = task.batch_labels(y[output] if isinstance(y, Mapping) else y)
+    if isinstance(y, Mapping):
+        if output not in y:
+            raise UserError(f"y: expected one column of labels, received {', '.join(y):.80}")
+        y = y[output]
+    labels = task.batch_labels(y)
     weights_B = tf.ones(tf.shape(labels)[:1])
     if sample_weight is not None:
-        weights_B *= tf.reshape(tf.cast(sample_weight, tf.float32), [-1])
+        given_B = tf.reshape(tf.cast(sample_weight, tf.float32), [-1])
+        line = "UserError: sample_weight: expected numbers >= 0"
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(given_B >= 0), [line])]):
+            weights_B *= given_B
     for factors in (getattr(task, "class_weights", ()), factors_C):
         if len(factors):
             weights_B *= tf.gather(tf.constant(factors, tf.float32), labels)
     return inputs, {output: labels}, {output: weights_B}
 
 
-def checked(data: Any, task: Task) -> Any:
-    """Return token ids; if they are a dataset, with labels that are checked to be ids."""
-    if not isinstance(data, tf.data.Dataset) or not task.num_ids:
-        return data
+def checked(task: Task, data: Any, y: Any = None, weights: Any = None) -> Any:
+    """Return token ids with labels that are checked to be ids: at once, or as a dataset is read.
+
+    A label that is none raises InvalidArgumentError, whose message contains "UserError: ".
+    """
 
     @tf.autograph.experimental.do_not_convert
     def check(x, y=None, weights=None):
-        if y is None:
-            return x
         checks = []
         for name, count in task.num_ids.items():
             labels, factors = (
                 of.get(name) if isinstance(of, Mapping) else of for of in (y, weights)
             )
-            if labels is not None:
+            if labels is not None and not isinstance(labels, list | tuple):
                 checks.append(_check_ids(labels, factors, count))
         with tf.control_dependencies(checks):
             y = tf.nest.map_structure(tf.identity, y)
-        return (x, y) if weights is None else (x, y, weights)
+        return tuple(part for part in (x, y, weights) if part is not None)
 
-    return data.map(check)
+    if not isinstance(data, tf.data.Dataset):
+        check(data, y, weights)
+        return data
+    return data.map(check) if isinstance(data.element_spec, tuple) else data
 
 
 def _check_known(inputs, vocabulary):
@@ -101,15 +110,19 @@ def _check_known(inputs, vocabulary):
 
 def _check_ids(labels, weights, count):
     """Return an operation that fails if a label of weight above 0 is no id."""
+    labels = tf.convert_to_tensor(labels)
+    if labels.dtype == tf.string:
+        raise UserError("y: expected ids as labels of token ids, received strings")
     numbers = tf.cast(labels, tf.float32)
     is_wrong = (numbers < 0) | (numbers > count - 1)
     if weights is not None:
+        weights = tf.convert_to_tensor(weights)
         missing = numbers.shape.rank - weights.shape.rank
         weights = weights[(..., *[tf.newaxis] * missing)] if missing > 0 else weights
         is_wrong &= tf.reshape(weights, tf.shape(weights)[: numbers.shape.rank]) > 0
     first = tf.strings.reduce_join(tf.boolean_mask(tf.as_string(labels), is_wrong)[:1])
     message = [
-        "UserError: a label of the dataset is ",
+        "UserError: a label of token ids is ",
         first,
         f"; expected ids from 0 to {count - 1}; remove rows without a label",
     ]

@@ -88,7 +88,8 @@ _COMMON_OPTIONS = (
     "keep_head",
 )
 _DTYPES = tuple(dict.fromkeys(DTYPE_POLICIES.values()))  # Weights and outputs are float32.
-_TRAINED = ", trained with fit"
+# Stages of the head: untrained, with the weights that it came with, trained with fit.
+_NEW, _KEPT, _TRAINED = 0.0, 1.0, 2.0
 
 
 class TaskModel(ReplicaMetrics, EncoderModel):
@@ -173,8 +174,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         object.__setattr__(self, "preprocessor", preprocessor)
         self.loss_means = LossMeans(task.losses)
         # What belongs to the weights is loaded and saved with them, and ends with a train step.
-        self._has_new_head = has_new_head and task.has_head
-        self._is_trained = self._state("is_trained", (), 0.0)
+        stage = _NEW if has_new_head and task.has_head else _KEPT
+        self._stage = self._state("stage", (), stage)
         tuned = {
             name: self._state(name, shape, float("nan"))
             for name, shape in task.tunable_fields.items()
@@ -351,17 +352,17 @@ class TaskModel(ReplicaMetrics, EncoderModel):
     @property
     def has_new_head(self) -> bool:
         """Whether the head is untrained; set it to False after a training loop of your own."""
-        return self._has_new_head and not self._is_trained.numpy()
+        return bool(self._stage.numpy() == _NEW)
 
     @has_new_head.setter
     def has_new_head(self, value: bool) -> None:
-        self._has_new_head = bool(value) and self.task.has_head
+        self._stage.assign(_NEW if value and self.preprocessor.task.has_head else _KEPT)
 
     @property
     def origin(self) -> str:
         """The origin of the weights, as a run directory records it."""
-        origin = self.record.get("origin", "new weights")
-        return origin + _TRAINED * bool(self._is_trained.numpy())
+        is_trained = bool(self._stage.numpy() == _TRAINED)
+        return self.record.get("origin", "new weights") + ", trained with fit" * is_trained
 
     def set_source(self, origin: str, task: Task) -> None:
         """Record that `train` has changed the weights: their origin, and the values tuned for them.
@@ -370,9 +371,9 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             origin: The run, as a run directory records it.
             task: The task, with its tuned values.
         """
-        self.record["origin"], self._has_new_head = origin, False
+        self.record["origin"] = origin
         self.record["has_trained_pooler"] = has_trained_pooler(self.record, self.network)
-        self._is_trained.assign(0.0)
+        self._stage.assign(_KEPT)
         self._set_tuned(task)
 
     @property
@@ -756,12 +757,13 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             self.compile()
         forget_resumed_epoch(self)
         is_ids, dev = is_token_ids(x), None
-        if validation_data is not None:
-            if not _has_token_ids(validation_data):
-                dev = self._dev_rows(validation_data, validation_steps)
-                validation_data = validation_steps = None
-            else:
-                validation_data = checked(validation_data, self.preprocessor.task)
+        if validation_data is not None and not _has_token_ids(validation_data):
+            dev = self._dev_rows(validation_data, validation_steps)
+            validation_data = validation_steps = None
+        elif validation_data is not None:
+            several = isinstance(validation_data, list | tuple)
+            checked_x = self._checked(*(validation_data if several else [validation_data]))
+            validation_data = validation_data if several else checked_x
         # Token ids and their arguments are those of Keras.
         data: dict[str, Any] = {
             "x": x,
@@ -773,11 +775,15 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             "sample_weight": sample_weight,
             "steps_per_epoch": steps_per_epoch,
         }
-        if isinstance(x, tf.data.Dataset):
-            data |= self._dataset_for_keras(is_ids, **data)
-        elif not is_ids:
+        if is_ids:
+            data["x"] = self._checked(x, y, sample_weight)
+            data["shuffle"] = shuffle and not isinstance(x, tf.data.Dataset)
+        elif isinstance(x, tf.data.Dataset):
+            data |= self._dataset_for_keras(**data)
+        else:
             data, dev = self._rows_for_keras(dev, **data)
-        size = positive("validation_batch_size", validation_batch_size or 64)
+        size = 64 if validation_batch_size is None else validation_batch_size
+        size = positive("validation_batch_size", size)
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
         encoded_dev, validate = None, None
         if dev is not None:
@@ -801,10 +807,13 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             self._tune(encoded_dev, size)
         return history
 
-    def _dataset_for_keras(self, is_ids, x, class_weight, **given):
-        """Return the arguments of Keras for a dataset of token ids or of strings."""
-        if is_ids:
-            return {"x": checked(x, self.preprocessor.task), "shuffle": False}
+    def _checked(self, x, y=None, sample_weight=None):
+        """Return token ids whose labels are checked."""
+        with training_errors(self):
+            return checked(self.preprocessor.task, x, y, sample_weight)
+
+    def _dataset_for_keras(self, x, class_weight, **given):
+        """Return the arguments of Keras for a dataset of strings."""
         names = ("y", "sample_weight", "batch_size")
         check_dataset(x, **{name: given[name] for name in names})
         if given["validation_split"]:
@@ -931,7 +940,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         outputs, terms, norm = self._step.on_batch((x, y, weights), self.loss_means.is_finite())
         self.loss_means.update_state(terms, norm)
         is_updated = tf.math.is_finite(norm)
-        self._is_trained.assign(tf.where(is_updated, tf.ones([], tf.float64), self._is_trained))
+        trained = tf.cast(_TRAINED, tf.float64)
+        self._stage.assign(tf.where(is_updated, trained, self._stage))
         for variable in self._tuned.values():  # Which were tuned for other weights.
             variable.assign(tf.where(is_updated, tf.cast(np.nan, tf.float64), variable))
         return self._metrics_so_far(x, y, weights, outputs)
@@ -980,7 +990,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         steps: int | None = None,
         callbacks: Any = None,
         return_dict: bool = True,
-        **kwargs: Any,
+        _use_cached_eval_dataset: bool = False,
     ) -> dict[str, float]:
         """Return the loss, the task's metrics and those of `compile`, by name.
 
@@ -993,14 +1003,14 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             steps: Batches of a dataset that are read; by default all.
             callbacks: As in Keras, for token ids only.
             return_dict: False returns a list, for token ids only.
-            **kwargs: Given by `fit` of Keras.
+            _use_cached_eval_dataset: Given by `fit` of Keras.
         """
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
             with training_errors(self):
                 return super().evaluate(
-                    checked(x, self.preprocessor.task),
+                    self._checked(x, y, sample_weight),
                     y,
                     batch_size,
                     verbose,
@@ -1008,7 +1018,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
                     steps,
                     callbacks,
                     return_dict,
-                    **kwargs,
+                    _use_cached_eval_dataset=_use_cached_eval_dataset,
                 )
         _check_no_callbacks(callbacks)
         if not return_dict:
@@ -1162,7 +1172,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             "origin": self.origin,
             "has_trained_pooler": (
                 has_trained_pooler(self.record, self.network)
-                if self._is_trained.numpy()
+                if self._stage.numpy() == _TRAINED
                 else self.record.get("has_trained_pooler", True)
             ),
             "has_new_head": self.has_new_head,
@@ -1190,6 +1200,12 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         """Return the variables of a run directory by name."""
         return model_variables(self.network)
 
+    def load_own_variables(self, store: Any) -> None:
+        """Load what belongs to the weights; called by Keras, before all other variables."""
+        for variable in self._tuned.values():  # Those of other weights, also if loading fails.
+            variable.assign(np.full(variable.shape, np.nan))
+        super().load_own_variables(store)
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; the vocabulary is an asset of the preprocessor."""
         return {
@@ -1197,7 +1213,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             "config": self.config.to_dict(),
             "seed": self.seed,
             "record": self.record,
-            "has_new_head": self._has_new_head,
+            "has_new_head": self.has_new_head,
             "untrained": names_of_untrained(self.network),
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }

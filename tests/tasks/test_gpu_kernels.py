@@ -47,7 +47,7 @@ def test_a_compiled_step_has_all_kernels_and_waits_for_nothing(name, weights):
     source = getattr(tasks, name)
     model = source.from_pretrained(weights, max_seq_length=12, dtype="mixed_bfloat16", **options)
     model.compile(jit_compile=True)
-    encoded = model.encode(x) if y is None else model.encode(x, y)
+    encoded = model._evaluation_rows(x, y)
     batches = iter(encoded.training_batches(global_batch_size=4, num_epochs=1, seed=1))
     optimizer = AdamW(1e-3)
     optimizer.build(model.network.trainable_variables)

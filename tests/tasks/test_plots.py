@@ -147,6 +147,6 @@ CASES = {
 def test_each_task_has_its_plots(huggingface_dir, name):
     options, (x, y), expected = CASES[name]
     model = getattr(tasks, name).from_pretrained(huggingface_dir, max_seq_length=12, **options)
-    encoded = model.encode(x, y)
+    encoded = model._evaluation_rows(x, y)
     found = model.task.plots(encoded, model.evaluator().outputs(encoded))
     assert set(found) == expected
