@@ -41,11 +41,13 @@ class FitCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Set the epoch, and before the first one the steps of the schedule."""
         self.epoch.assign(epoch)
-        schedule = fit_schedule(self.model.optimizer)
-        if self.is_started or schedule is None:
+        if self.is_started:
             return
         self.is_started, steps = True, self.params["steps"]
+        schedule = fit_schedule(self.model.optimizer)
         if steps is None:
+            if schedule is None:
+                return
             raise UserError(
                 "steps_per_epoch: expected a number for a dataset of unknown length, which the "
                 "learning rate decays over; or compile with an optimizer of constant rate"
@@ -60,7 +62,8 @@ class FitCallback(keras.callbacks.Callback):
                 f"fit: {end - start} batches are less than an update with "
                 f"gradient_accumulation_steps={per_update}; expected {per_update} or more"
             )
-        schedule.set_steps(start // per_update, num_updates, per_update)
+        if schedule is not None:
+            schedule.set_steps(start // per_update, num_updates, per_update)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Stop where XLA drops the check that raises an error."""

@@ -45,8 +45,13 @@ def to_token_ids(
     columns = named(x, task.input_names)
     texts = {name: without_axis(values) for name, values in columns.items()}
     for name, values in texts.items():
-        if values.dtype != tf.string:
-            raise UserError(f"x: {name}: expected batches of strings, received {values.dtype.name}")
+        rank = task.INPUT_RANKS.get(name, 1)
+        if values.dtype != tf.string or values.shape.rank not in (rank, None):
+            raise UserError(
+                f"x: {name}: expected batches of strings of rank {rank}, received "
+                f"{values.dtype.name} {values.shape}"
+            )
+        texts[name] = tf.ensure_shape(values, [None] * rank)
     inputs = preprocessor.encode(texts, length)
     with tf.control_dependencies([_check_known(inputs, preprocessor.vocabulary)]):
         inputs = tf.nest.map_structure(tf.identity, inputs)
