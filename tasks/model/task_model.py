@@ -941,10 +941,12 @@ class TaskModel(EncoderModel):
         # Other labels, such as probabilities, are for a loss of the user; integers are always ids.
         is_column = self.task.has_classes and getattr(y, "ndim", 0) == 1
         kind, count = np.asarray(y).dtype.kind if is_column else "", len(self.labels or ())
-        if kind in ("i", "u") and len(
-            bad := np.asarray(y)[(np.asarray(y) < 0) | (np.asarray(y) >= count)]
-        ):
-            raise UserError(f"{what}: label {bad[0]}: expected an id from 0 to {count - 1}")
+        if kind in ("i", "u"):
+            ids = np.asarray(y)
+            for row in np.flatnonzero((ids < 0) | (ids >= count))[:1]:
+                raise UserError(
+                    f"{what}[{row}]: label {ids[row]}: expected an id from 0 to {count - 1}"
+                )
         if kind in ("O", "S", "U"):
             y = np.array(self.task.encode_labels(as_list(y, what), {}, f"{what}[{{}}]"))
         return y

@@ -349,7 +349,7 @@ def bias_of(model):
 
 @pytest.mark.medium
 def test_training_continues_with_the_head_it_has(directory, tmp_path):
-    model = create(directory, prior_bias=True)
+    model = create(directory)
     model.fit(ROWS[:5], NAMES[:5], epochs=1, verbose=0)
     trained = bias_of(model)
     model.save(tmp_path / "model.keras")
@@ -363,7 +363,7 @@ def test_training_continues_with_the_head_it_has(directory, tmp_path):
 
 
 def test_a_new_head_of_a_file_is_still_new(directory, tmp_path):
-    model = create(directory, prior_bias=True)
+    model = create(directory)
     model.save(tmp_path / "model.keras")
     model.save_run(tmp_path / "run")
     assert load_model(tmp_path / "model.keras").has_new_head
@@ -539,7 +539,7 @@ def test_labels_of_token_ids_may_be_names_and_lists(no_dropout):
             model.fit(rows, ids, validation_data=(rows, y))
 
 
-def test_integers_as_labels_of_token_ids_may_be_names(directory, monkeypatch):
+def test_integers_as_labels_of_token_ids_are_ids(directory, monkeypatch):
     model, received = create(directory, labels=["1", "2"]), []
     model.compile(AdamW(1e-3))
 
@@ -548,19 +548,19 @@ def test_integers_as_labels_of_token_ids_may_be_names(directory, monkeypatch):
 
     for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
         monkeypatch.setattr(keras.Model, name, keras_method)
-    rows, names = token_ids(model), np.array([1, 2, 2, 1, 2, 1, 2, 2, 1])
-    twos, ids = np.full(9, 2), (names - 1).tolist()
-    for of_type in (list, tf.constant, lambda y: y[:, np.newaxis], lambda y: y.astype("U")):
-        model.fit(rows, of_type(names), validation_data=[rows, of_type(np.append(twos, 1))])
-        model.evaluate(rows, of_type(names))
+    rows, y = token_ids(model), np.array([0, 1, 1, 0, 1, 0, 1, 1, 0])
+    ids, ones = y.tolist(), np.ones(9, int)
+    for of_type in (list, tf.constant, lambda y: y[:, np.newaxis], lambda y: (y + 1).astype("U")):
+        model.fit(rows, of_type(y), validation_data=[rows, of_type(np.append(ones, 0))])
+        model.evaluate(rows, of_type(y))
         assert received == [[ids, [1] * 9 + [0]], [ids]]
         received.clear()
     # Keras evaluates the converted labels of `fit`, here of rows that all have the label "2".
-    model.evaluate(rows, twos - 1, _use_cached_eval_dataset=True)
-    for call in (model.train_on_batch, model.test_on_batch):  # Other batches may have other labels.
-        call(rows, names.astype("U"))
-        with pytest.raises(UserError, match="y: integers may be ids or names of the labels 1, 2"):
-            call(rows, names)
+    model.evaluate(rows, ones, _use_cached_eval_dataset=True)
+    for call in (model.train_on_batch, model.test_on_batch):
+        call(rows, y)
+        with pytest.raises(UserError, match=r"^y\[1\]: label 2: expected an id from 0 to 1"):
+            call(rows, y + 1)
     assert received == [[[1] * 9], [ids], [ids]]
 
 
@@ -625,11 +625,9 @@ def test_class_weights_of_the_model_apply_to_token_ids(directory, monkeypatch):
         model.fit(dataset, validation_split=0.5)
 
 
-def test_what_needs_all_rows_is_refused_with_token_ids(directory, monkeypatch):
+def test_what_needs_all_rows_is_refused_with_token_ids(directory):
     options = {"max_seq_length": 12, "latent_dim": 3}
-    models = {
-        name: create(directory, **{name: True}) for name in ("balanced_sampling", "prior_bias")
-    }
+    models = {"balanced_sampling": create(directory, balanced_sampling=True)}
     models["an autoencoder"] = AnomalyDetector.from_pretrained(directory, **options)
     models["an autoencoder"].has_new_head = False
     for name, model in models.items():
@@ -637,11 +635,6 @@ def test_what_needs_all_rows_is_refused_with_token_ids(directory, monkeypatch):
         for train in (model.fit, model.train_on_batch):
             with pytest.raises(UserError, match=f"x: {name} .*; expected strings in fit"):
                 train(token_ids(model), np.array(IDS[: len(ROWS)]))
-    monkeypatch.setattr(keras.Model, "fit", lambda model, *rows, **options: "trained")
-    model = models["prior_bias"]
-    assert model.has_new_head
-    model.has_new_head = False
-    assert model.fit(token_ids(model), np.zeros(len(ROWS), int)) == "trained"
 
 
 @pytest.mark.medium
