@@ -80,37 +80,6 @@ def test_classes_are_drawn_with_and_without_shuffling(shuffle):
 
 
 @pytest.mark.parametrize(
-    ("labels", "multi_label", "rows", "fractions"),
-    [
-        ("a b c", False, [0] * 4 + [1] * 3 + [2], [4 / 8, 3 / 8, 1 / 8]),
-        ("a b", False, [0] * 6 + [1] * 2, [6 / 8, 2 / 8]),
-        ("a b c", True, [(0,), (0, 1), (), (0, 1, 2)], [3 / 4, 2 / 4, 1 / 4]),
-        ("a b c", True, [(0, 1), (0,)], [1.5 / 2, 1 / 2, 0.5 / 2]),  # 0 and 1 move by half a row.
-    ],
-)
-def test_training_starts_with_the_label_fractions_as_prediction(
-    config, labels, multi_label, rows, fractions
-):
-    """Compute the output of the head for hidden values of 0."""
-    task = ClassificationTask(
-        labels=tuple(labels.split()), multi_label=multi_label, prior_bias=True, max_seq_length=8
-    )
-    model = task.build_model(config)
-    rows = Examples({"text": [""] * len(rows)}, rows)
-    windows = one_window_each(Packed(tf.ragged.constant([[1]] * len(rows)), None))
-    encoded = EncodedExamples(task, rows, windows, None, to_flat)
-    task.init_head(model, encoded)
-    prediction = task.predictions(
-        {}, None, {"label": model.head(tf.zeros([1, config.hidden_size]))}
-    )
-    np.testing.assert_allclose(prediction["probabilities"], [fractions], rtol=1e-5)
-    plain = dataclasses.replace(task, prior_bias=False)
-    model = plain.build_model(config)
-    plain.init_head(model, encoded)
-    assert not model.head.bias.numpy().any()
-
-
-@pytest.mark.parametrize(
     ("labels", "multi_label", "expected"),
     [
         ("a b", False, losses.sigmoid_cross_entropy),
@@ -256,7 +225,7 @@ def test_flags_are_rejected_before_any_file_is_read(huggingface_dir, complaints,
     ("options", "best"),
     [
         ({}, "accuracy"),
-        ({"prior_bias": True, "calibrate": True}, "accuracy"),
+        ({"calibrate": True}, "accuracy"),
         ({"focal_gamma": 2.0}, "macro_f1"),
         ({"class_weights": (1.0, 2.0, 3.0)}, "macro_f1"),
         ({"balanced_sampling": True}, "macro_f1"),
