@@ -93,7 +93,8 @@ def test_losses_of_the_network_itself_are_added(no_dropout, mirrored, replicas, 
     kernel_HC = own.network.head.kernel.numpy()
     own.network.head.kernel.regularizer = keras.regularizers.L2(0.5)
     for model, given in ((plain, {}), (own, options)):
-        model.compile(keras.optimizers.SGD(0.1), **given)
+        with model.distribute_strategy.scope():
+            model.compile(keras.optimizers.SGD(0.1), **given)
         model.fit(TEXTS, IDS, batch_size=32, epochs=1, verbose=0)
     difference_HC = plain.network.head.kernel.numpy() - own.network.head.kernel.numpy()
     np.testing.assert_allclose(difference_HC, 0.1 * kernel_HC, rtol=1e-4, atol=1e-6)
@@ -111,7 +112,8 @@ def test_losses_of_the_network_itself_are_added(no_dropout, mirrored, replicas, 
     network.call = call_with_loss
     losses = []
     for model, given in ((plain, {}), (own, options)):
-        model.compile(keras.optimizers.SGD(0.0), **given)
+        with model.distribute_strategy.scope():
+            model.compile(keras.optimizers.SGD(0.0), **given)
         history = model.fit(
             *(ROWS * 4, NAMES * 4),
             batch_size=12,

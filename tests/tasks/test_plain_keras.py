@@ -155,7 +155,8 @@ def test_loss_weights_of_two_outputs_are_those_of_keras(weights):
 
 
 def evaluated(model, **arguments):
-    model.compile(keras.optimizers.SGD(0.0), **arguments)
+    with model.distribute_strategy.scope():
+        model.compile(keras.optimizers.SGD(0.0), **arguments)
     return model.fit(
         *(ROWS, NAMES), batch_size=4, epochs=1, validation_data=(ROWS, NAMES), verbose=0
     ).history
