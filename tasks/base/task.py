@@ -30,6 +30,7 @@ from bert_tf.text.vocabulary import Vocabulary
 from tasks.base.plots import Plot
 from tasks.base.task_types import TASK_TYPES, imported, read_rows_of, task_type
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.labels import LabelSpace
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import columns_of
 from tasks.data.readers.rows import (
@@ -176,6 +177,11 @@ class Task(abc.ABC):
     def has_classes(self) -> bool:
         """Whether each example has one of `labels`, as class_weight requires."""
         return False
+
+    @property
+    def label_space(self) -> LabelSpace:
+        """The labels, of a task that has them."""
+        raise NotImplementedError
 
     @property
     def num_ids(self) -> Mapping[str, int]:
@@ -546,11 +552,6 @@ class Task(abc.ABC):
             evaluator: `Evaluator` of the model, whose weights may be restored later.
         """
         return encoded
-
-    def init_head(  # noqa: B027  By default the weights stay random.
-        self, model: keras.Model, encoded: EncodedExamples
-    ) -> None:
-        """Initialize weights of a new head from the training examples."""
 
     def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return what is served, `(B, ...)` by name, in the graph; by default the outputs."""

@@ -49,8 +49,9 @@ class LabelSpace:
     @functools.cached_property
     def _ids_of_integers(self) -> dict[int, int]:
         """Ids by the integer that stands for each, in their order."""
-        ids, integers = range(len(self.labels)), list(map(_integer, self.labels))
-        if None in integers:
+        ids = range(len(self.labels))
+        integers = [found for found in map(_integer, self.labels) if found is not None]
+        if len(integers) < len(ids):
             return {number: number for number in ids}
         # Of "1" and "01", an integer is neither.
         return dict(zip(integers, ids, strict=True)) if len(set(integers)) == len(ids) else {}

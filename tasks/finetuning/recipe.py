@@ -66,7 +66,7 @@ def finetune(
     )
     with Run.writing(settings.output_dir, is_chief(strategy)):
         training, run, model = prepare(settings, data or settings.read_data(), log, strategy)
-        return training.train(model.serving.pipeline, model.record, model.has_new_head, run)
+        return training.train(model.serving.pipeline, model.record, run)
 
 
 def prepare(

@@ -335,7 +335,7 @@ class Serving:
             for name, values in parts[0].items()
         }
         is_prediction = signature == "serving_default"
-        return self.task.with_word_outputs(outputs, columns) if is_prediction else outputs
+        return dict(self.task.with_word_outputs(outputs, columns)) if is_prediction else outputs
 
     def predict_rows(self, columns: Mapping[str, list], batch_size: int) -> list[dict[str, Any]]:
         """Return the prediction per row as a dict of JSON types, without padding; see `call`."""

@@ -886,8 +886,6 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         if not len(selected):
             raise UserError("x: expected at least one row to train on, received none")
         encoded = task.training_data(self._encode(selected), self.evaluator())
-        if self.has_new_head:
-            task.init_head(self.network, encoded)
         lines = [f"x: {line}" for line in task.label_warnings(encoded)]
         num_unused = len(examples) - len(selected)
         if num_unused and task.fault_of_unused:

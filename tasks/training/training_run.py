@@ -128,7 +128,6 @@ class TrainingRun:
         self,
         pipeline: Pipeline,
         record: Mapping[str, Any],
-        has_new_head: bool,
         run: Run | None,
         begin: Callable[[], None] = lambda: None,
     ) -> Run:
@@ -137,7 +136,6 @@ class TrainingRun:
         Args:
             pipeline: Tokenizer and model of the task. The model ends with the weights of any step.
             record: What train.json records about the origin of the model's weights.
-            has_new_head: Whether the head is initialized from the training examples.
             run: Result of `open_run`.
             begin: Called once everything is checked, before the optimizer is built. It may freeze
                 layers.
@@ -177,8 +175,6 @@ class TrainingRun:
             best_metric, factor = parse_best_metric(settings.best_metric, known)
         # Create the run directory only now, after all checks, so that user errors leave none.
         if run is None:
-            if has_new_head:
-                task.init_head(model, encoded)
             run = self._create_run(pipeline, record)
         else:
             for line in run.changes():

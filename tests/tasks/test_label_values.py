@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bert_tf import UserError
 from tasks.data.labels import LabelSpace
-from tasks.model import streaming
+from tasks.model.fit_callback import training_errors
 from tasks.model.labelled_rows import class_factors, examples_of
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.multiple_choice import MultipleChoiceTask
@@ -36,7 +36,7 @@ def labels_of_batch(task, y):
     """Return the labels of a dataset with one batch, in its graph."""
     batch_labels = tf.autograph.experimental.do_not_convert(task.batch_labels)
     dataset = tf.data.Dataset.from_tensors(y).map(batch_labels)
-    with streaming.raising_row_errors():
+    with training_errors(None):
         return next(iter(dataset)).numpy().tolist()
 
 

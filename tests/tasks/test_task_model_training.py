@@ -63,7 +63,6 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
     strategy = make_strategy("none")
     evaluator = Evaluator(by_step.task, by_step.network, strategy)
     encoded = by_step.task.training_data(encoded, evaluator)
-    by_step.task.init_head(by_step.network, encoded)
     steps_per_epoch = -(-len(encoded) // 4)
     epochs = -(-20 // steps_per_epoch)
     num_steps = steps_per_epoch * epochs

@@ -163,9 +163,10 @@ class SimilarityTask(TextTask):
         is_class = first is not None and len(first.texts["text"]) == 1 and not is_alone
         options.setdefault("classes", is_class)
         loss = options.setdefault("loss", "cosent" if is_scored else "contrastive")
-        what, expected = "pairs without a score", ("contrastive", "triplet")
+        expected: tuple[str, ...] = ("contrastive", "triplet")
+        what = "pairs without a score"
         if is_scored:
-            what, expected = "pairs with a score", SCORED
+            what, expected = "pairs with a score", tuple(SCORED)
         elif is_class:
             what, expected = "texts of classes", ("contrastive",)
         if loss not in expected and not is_alone:
