@@ -942,10 +942,10 @@ class TaskModel(EncoderModel):
         is_column = self.task.has_classes and getattr(y, "ndim", 0) == 1
         kind, count = np.asarray(y).dtype.kind if is_column else "", len(self.labels or ())
         if kind in ("i", "u"):
-            ids = np.asarray(y)
-            for row in np.flatnonzero((ids < 0) | (ids >= count))[:1]:
+            y = np.asarray(y)
+            for row in np.flatnonzero((y < 0) | (y >= count))[:1]:
                 raise UserError(
-                    f"{what}[{row}]: label {ids[row]}: expected an id from 0 to {count - 1}"
+                    f"{what}[{row}]: label {y[row]}: expected an id from 0 to {count - 1}"
                 )
         if kind in ("O", "S", "U"):
             y = np.array(self.task.encode_labels(as_list(y, what), {}, f"{what}[{{}}]"))
