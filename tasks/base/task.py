@@ -151,6 +151,8 @@ class Task(abc.ABC):
     no_labels: ClassVar[str] = ""  # What to do instead, if rows of the task have no labels.
     label_dtype: ClassVar[type] = np.int32  # Of the labels that `targets` returns.
     accuracies: ClassVar[tuple[str, ...]] = ()  # Outputs whose accuracy `fit` reports.
+    # Type and list levels of outputs that `with_word_outputs` adds.
+    word_output_types: ClassVar[Mapping[str, tuple[str, int]]] = {}
     has_windows = False  # Whether an example may become several windows, with outputs per token.
     needs_offsets = False  # Whether predictions refer to characters of the text.
     # Whether the fields are tuned as soon as there is a dev file, without a flag for it.

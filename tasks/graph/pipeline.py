@@ -350,10 +350,11 @@ class Serving:
     def output_types(self) -> dict[str, tuple[str, int]]:
         """Return the name of the dtype and the number of list levels per predicted output."""
         function = self.signatures["serving_default"].get_concrete_function()
-        return {
+        types = {
             name: (spec.dtype.name, spec.shape.rank - 1)
             for name, spec in function.structured_outputs.items()
         }
+        return {**types, **self.task.word_output_types}
 
 
 class ServingFunctions(Serving):

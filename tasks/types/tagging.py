@@ -569,6 +569,7 @@ class TaggingTask(Task):
         "num_entities": OutputSpec("number of entities; entries after it are padding"),
     }
     input_names = ("text",)
+    word_output_types = {"tags": ("string", 1)}
     has_lists_of_labels = True
     has_windows = True
     needs_offsets = True
