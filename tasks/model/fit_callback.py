@@ -11,6 +11,7 @@ import tensorflow as tf
 from bert_tf.errors import DivergenceError, UserError
 from bert_tf.train.optimizer import NOT_FINITE
 from bert_tf.train.step import batch_counter, innermost
+from tasks.model.labelled_rows import positive
 from tasks.model.private_keras import fit_schedule
 
 
@@ -34,17 +35,21 @@ class FitCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.epoch = epoch
+        if not isinstance(validation_freq, list | tuple | set):
+            validation_freq = positive("validation_freq", validation_freq)
         self.validate, self.validation_freq = validate, validation_freq
         self.is_started = False
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Set the epoch, and before the first one the steps of the schedule."""
+        """Set the epoch, and before the first one the steps of the schedule; check their number."""
         self.epoch.assign(epoch)
-        schedule = fit_schedule(self.model.optimizer)
-        if self.is_started or schedule is None:
+        if self.is_started:
             return
         self.is_started, steps = True, self.params["steps"]
+        schedule = fit_schedule(self.model.optimizer)
         if steps is None:
+            if schedule is None:
+                return
             raise UserError(
                 "steps_per_epoch: expected a number for a dataset of unknown length, which the "
                 "learning rate decays over; or compile with an optimizer of constant rate"
@@ -59,7 +64,8 @@ class FitCallback(keras.callbacks.Callback):
                 f"fit: {end - start} batches are less than an update with "
                 f"gradient_accumulation_steps={per_update}; expected {per_update} or more"
             )
-        schedule.set_steps(start // per_update, num_updates, per_update)
+        if schedule is not None:
+            schedule.set_steps(start // per_update, num_updates, per_update)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Stop where XLA drops the check that raises an error."""
