@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from bert_tf.text.vocabulary import Vocabulary
 from tasks.base.plots import Plot
 from tasks.base.task_types import TASK_TYPES, imported, read_rows_of, task_type
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.labels import LabelSpace
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import columns_of
 from tasks.data.readers.rows import (
@@ -44,6 +46,7 @@ from tasks.data.windows import Windows, one_window_each, pack_texts, pair_window
 
 Loss = Callable[..., tf.Tensor]
 Tokenize = Callable[[tf.Tensor], Tokens]  # Of a `Tokenizer`.
+LOG = logging.getLogger("bert_tf").info  # Of models in Python; commands have their own log.
 TRUNCATIONS = ("head", "tail", "head_tail")
 
 
@@ -150,8 +153,6 @@ class Task(abc.ABC):
     accuracies: ClassVar[tuple[str, ...]] = ()  # Outputs whose accuracy `fit` reports.
     has_windows = False  # Whether an example may become several windows, with outputs per token.
     needs_offsets = False  # Whether predictions refer to characters of the text.
-    trains_on_vectors = False  # Whether the encoder is frozen and run once (FeatureExamples).
-    predicts_untuned = True  # Whether it can predict while the tunable fields are None.
     # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
     tunes_without_request = False
     # What is wrong with the rows that `select_training_examples` drops; "" if nothing is.
@@ -176,6 +177,11 @@ class Task(abc.ABC):
     def has_classes(self) -> bool:
         """Whether each example has one of `labels`, as class_weight requires."""
         return False
+
+    @property
+    def label_space(self) -> LabelSpace:
+        """The labels, of a task that has them."""
+        raise NotImplementedError
 
     @property
     def num_ids(self) -> Mapping[str, int]:
@@ -242,13 +248,21 @@ class Task(abc.ABC):
         return cls.from_data(data, max_seq_length=max_seq_length, **options)
 
     @classmethod
-    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_from(
+        cls,
+        source: Mapping[str, Any],
+        given: Mapping[str, Any],
+        has_trained_pooler: bool = True,
+        log: Callable[[str], None] = LOG,
+    ) -> dict[str, Any]:
         """Return the options that pretrained weights bring, by default none.
 
         Args:
             source: Task of the head that the model may keep, or embedder, as in task.json; {} if
                 the weights have none.
             given: Options of `from_data` or `from_options` that replace them.
+            has_trained_pooler: Whether the weights have a trained pooler.
+            log: Receives a line for each option that is chosen by the weights.
         """
         return {}
 
@@ -267,8 +281,7 @@ class Task(abc.ABC):
         # Files of earlier versions lack the fields that were added since. The default of such a
         # field has to reproduce what was done without it.
         fields = dataclasses.fields(cls)
-        removed = format_versions.REMOVED.items()
-        values = {name: value for name, value in values.items() if (name, value) not in removed}
+        values = format_versions.without_removed(values)
         required = {
             field.name
             for field in fields
@@ -423,7 +436,7 @@ class Task(abc.ABC):
         texts: Mapping[str, Sequence[Any]],
         what: str = "y[{}]",
     ) -> list:
-        """Convert the labels of rows, which have one meaning; see `encode_label`.
+        """Convert the labels of rows; see `encode_label`.
 
         Args:
             values: N labels.
@@ -431,7 +444,7 @@ class Task(abc.ABC):
             what: Name of a label for messages; "{}" is the number of its row.
 
         Raises:
-            UserError: If a label does not fit the task, or could be read in two ways.
+            UserError: If a label does not fit the task.
         """
         labels = []
         for row, value in enumerate(values):
@@ -442,15 +455,19 @@ class Task(abc.ABC):
                 raise UserError(f"{what.format(row)}: {error}") from None
         return labels
 
-    def batch_labels(self, y: tf.Tensor) -> tf.Tensor:
-        """Convert the labels of a batch of a dataset of strings, in the graph.
+    def batch_labels(self, y: Any) -> tf.Tensor:
+        """Convert the labels of a batch of a dataset as `encode_label` does, in the graph.
+
+        A label that does not fit fails an assertion (`tasks.data.labels.check_batch`).
+
+        Args:
+            y: Labels, `(B, ...)`.
 
         Raises:
-            UserError: If the labels of the task need the tokens of the texts.
+            UserError: If the task has no labels in the graph, or their shape does not fit it.
         """
         raise UserError(
-            f"x: expected lists, received a dataset of strings, whose labels of {self.kind} need "
-            "all tokens of a text"
+            f"x: a dataset of strings: expected lists, since labels of {self.kind} need the tokens"
         )
 
     def decode_label(self, label: Any) -> Any:
@@ -514,12 +531,12 @@ class Task(abc.ABC):
         """Return the size of the vectors that a model returns; `None` if it returns others."""
         return None
 
-    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
-        """Return the sampling weight per sample in training, `(samples,)`.
+    def epoch_order(self, data: EncodedExamples, rng: np.random.Generator) -> np.ndarray:
+        """Return the indices of the samples of an epoch, `(samples,)`, in the order of batches.
 
-        `None` means that each sample is drawn once per epoch.
+        By default each sample is drawn once.
         """
-        return None
+        return rng.permutation(len(data))
 
     # From batches to predictions.
 
@@ -527,13 +544,14 @@ class Task(abc.ABC):
     def build_model(self, config: BertConfig, dtype: str = "float32") -> keras.Model:
         """Return the Keras model, built."""
 
-    def init_head(  # noqa: B027  By default the weights stay random.
-        self, model: keras.Model, encoded: EncodedExamples
-    ) -> None:
-        """Initialize weights of a new head from the training examples."""
+    def training_data(self, encoded: EncodedExamples, evaluator: Any) -> EncodedExamples:
+        """Return training or dev examples as the model reads them; by default their token ids.
 
-    def begin_training(self, model: keras.Model) -> None:  # noqa: B027
-        """Replace weights of a head that can hardly be trained."""
+        Args:
+            encoded: The examples.
+            evaluator: `Evaluator` of the model, whose weights may be restored later.
+        """
+        return encoded
 
     def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return what is served, `(B, ...)` by name, in the graph; by default the outputs."""
@@ -545,6 +563,15 @@ class Task(abc.ABC):
         By default infinity, since nothing is decided.
         """
         return tf.fill(tf.shape(next(iter(predictions.values())))[:1], float("inf"))
+
+    def with_word_outputs(self, predictions: Arrays, texts: Mapping[str, list]) -> Arrays:
+        """Return the predictions of rows with what follows from their form; by default unchanged.
+
+        Args:
+            predictions: Served outputs, `(N, ...)` by name.
+            texts: N rows by input name.
+        """
+        return predictions
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
         """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""

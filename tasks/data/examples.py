@@ -156,9 +156,9 @@ class EncodedExamples:
     ) -> tf.data.Dataset:
         """Return batches (inputs, labels, weights), shuffled per epoch from `(seed, epoch)`.
 
-        An epoch contains every sample once, or, if the task has `sampling_weights`, as many samples
-        drawn with these weights. In the last batch of an epoch a replica may have fewer samples; if
-        it has none, its batch is one sample of weight 0.
+        An epoch has as many samples as there are, which `Task.epoch_order` draws; by default each
+        of them once. In the last batch of an epoch a replica may have fewer samples; if it has
+        none, its batch is one sample of weight 0.
 
         Args:
             global_batch_size: Samples per step of all replicas; a multiple of `num_replicas`.
@@ -279,15 +279,8 @@ class EncodedExamples:
 
     def _order(self, epoch, batch_size, seed, shuffle=True):
         """Return the sample indices of an epoch, int `(batches, batch_size)`, -1 as padding."""
-        weights_S = self.task.sampling_weights(self.examples, self.windows)
-        rng = np.random.default_rng([seed, epoch])
-        if weights_S is None:
-            order = rng.permutation(len(self)) if shuffle else np.arange(len(self))
-        else:
-            probabilities_S = np.asarray(weights_S) / np.sum(weights_S)
-            order = rng.choice(len(self), len(self), p=probabilities_S)
-            order = order if shuffle else np.sort(order)
-        return _padded(order, batch_size)
+        order = self.task.epoch_order(self, np.random.default_rng([seed, epoch]))
+        return _padded(order if shuffle else np.sort(order), batch_size)
 
     def _labelled_batches(self, rows, batch_size):
         """Return batches (inputs, labels, weights) of rows of sample indices, -1 as padding."""

@@ -80,14 +80,27 @@ class DataSettings:
         "column of the text (default text)", None, tasks=(*_TEXT, "tagging")
     )
     text_b_column: str | None = flag("column of the second text of a pair", None, tasks=_PAIR)
-    label_column: str | None = flag("column of the label (default label)", None, tasks=_TEXT)
+    label_column: str | None = flag(
+        "column of the label (default label); with --multi_label also several of 0 and 1, joined "
+        "by commas",
+        None,
+        tasks=_TEXT,
+    )
     labels: tuple[str, ...] = flag(
         "labels, in order; of two, the second is the positive class",
         (),
         tasks=("classification", "tagging"),
     )
+    scheme: str = flag(
+        "tags of entities (bio), or a tag per word, such as parts of speech (plain)",
+        "bio",
+        choices=("bio", "plain"),
+        tasks=("tagging",),
+    )
     multi_label: bool = flag(
-        "any number of labels per row, joined by |", False, tasks=("classification",)
+        "any number of labels per row, joined by |, or columns of 0 and 1",
+        False,
+        tasks=("classification",),
     )
     max_seq_length: int = flag_by_task(
         "maximum tokens per text or pair, with [CLS] and [SEP]; of task similarity by default that "
@@ -124,11 +137,6 @@ class DataSettings:
         "exponent of the focal loss; 0 is cross-entropy, 2 is usual",
         0.0,
         bounds={">=": 0},
-        tasks=("classification",),
-    )
-    prior_bias: bool = flag(
-        "initialization of the output biases from class frequencies",
-        False,
         tasks=("classification",),
     )
     rare_label: str | None = flag(
@@ -205,9 +213,11 @@ class DataSettings:
     )
     pooling: str | None = flag(
         "vector of a text from those of its tokens: cls, mean, max or mean_sqrt_len, or several "
-        "joined by + (default that of an embedder as --init_from, otherwise mean)",
+        "joined by + (default that of an embedder as --init_from, otherwise mean); of "
+        "classification pooled, [CLS] through the pooler, or mean (default pooled if the pooler of "
+        "--init_from was trained, which that of an embedder was not)",
         None,
-        tasks=("similarity",),
+        tasks=("classification", "similarity"),
     )
     normalize: bool | None = flag(
         "vectors of length 1 (default as of an embedder as --init_from, otherwise true)",

@@ -1,10 +1,8 @@
-"""Evaluation of a model on all examples of a dataset, and examples as its outputs.
+"""Evaluation of a model on all examples of a dataset.
 
-Shape suffixes: S samples, B samples of a replica's batch, b samples of a batch without padding, H
-hidden size.
+Shape suffixes: S samples, B samples of a replica's batch.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +17,7 @@ from bert_tf.train.compilation import compile_with_weights, is_accelerated
 from bert_tf.train.distribution import distribute, gather
 from bert_tf.train.losses import weighted_sum
 from tasks.base.task import Loss, Task
-from tasks.data.examples import HOST, Arrays, EncodedExamples, Inputs
+from tasks.data.examples import Arrays, EncodedExamples
 
 OnBatch = Callable[[np.ndarray, Arrays], None]
 OnLabels = Callable[[np.ndarray, Arrays, Arrays, Arrays], None]
@@ -158,7 +156,9 @@ class Evaluator:
             outputs[name] = np.full((*shape, *values.shape[1:]), self.model.missing, values.dtype)
             outputs[name][place_W] = values
         size = self.replica_batch_size * self.strategy.num_replicas_in_sync
-        for numbers in np.split(encoded.by_length(), range(size, len(encoded), size)):
+        # A loss that compares the rows of a batch gets batches as in training.
+        order = self.task.epoch_order(encoded, np.random.default_rng(0))
+        for numbers in np.split(order, range(size, len(encoded), size)):
             on_batch(numbers, {name: values[numbers] for name, values in outputs.items()})
         return self.task.metric_inputs(outputs) if reduced else outputs
 
@@ -197,31 +197,6 @@ class Evaluator:
         missing = self.task.max_seq_length - tf.shape(values)[1]
         paddings = [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)]
         return tf.pad(values, paddings, constant_values=MASKED_SCORE)
-
-
-class FeatureExamples(EncodedExamples):
-    """Examples as features of a frozen encoder: batches of {"vector": float32 (B, H)}.
-
-    The features are computed once, at first use, because a resumed run restores its weights only
-    then. All S vectors stay in memory.
-    """
-
-    def __init__(self, encoded: EncodedExamples, evaluator: Evaluator, log: Callable[[str], None]):
-        """Wrap token ids, and the evaluator of a model that has an output "vector"."""
-        vars(self).update(vars(encoded))
-        self.encoded, self.evaluator, self.log = encoded, evaluator, log
-
-    @functools.cached_property
-    def vectors_SH(self) -> tf.Tensor:
-        """Features of all samples, float32 (S, H)."""
-        self.log(f"extracting features of {len(self)} rows, once")
-        vectors_SH = self.evaluator.outputs(self.encoded)["vector"]
-        with tf.device(HOST):
-            return tf.constant(vectors_SH)
-
-    def _inputs(self, batch_size: int) -> Inputs:
-        vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
-        return lambda numbers_b: {"vector": tf.gather(vectors_SH, numbers_b)}
 
 
 def _not_finite(numbers, outputs):

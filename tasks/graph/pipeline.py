@@ -327,13 +327,15 @@ class Serving:
             outputs = self._first_calls.call(signature, function, *texts.values())
             parts.append({name: _with_str(values.numpy()) for name, values in outputs.items()})
             progress(len(parts) * batch_size)
-        return {
+        outputs = {
             name: concat_padded(
                 [part[name] for part in parts],
                 self.fillers.get(name, "" if values.dtype == object else -1),
             )
             for name, values in parts[0].items()
         }
+        is_prediction = signature == "serving_default"
+        return dict(self.task.with_word_outputs(outputs, columns)) if is_prediction else outputs
 
     def predict_rows(self, columns: Mapping[str, list], batch_size: int) -> list[dict[str, Any]]:
         """Return the prediction per row as a dict of JSON types, without padding; see `call`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
-from bert_tf.errors import DivergenceError, UserError
+from bert_tf.errors import DivergenceError, UserError, tensorflow_reason
 from bert_tf.train.optimizer import NOT_FINITE
 from bert_tf.train.step import batch_counter, innermost
 from tasks.model.labelled_rows import positive
@@ -91,3 +92,16 @@ def diverged(model: keras.Model) -> DivergenceError:
         f"step {batches_seen(model)}: {NOT_FINITE}; the update was not applied; try a lower "
         "learning_rate"
     )
+
+
+@contextlib.contextmanager
+def training_errors(model: keras.Model) -> Iterator[None]:
+    """Raise in one line what fails in the graph of a step or of a dataset of strings."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if NOT_FINITE in str(error):
+            raise diverged(model) from None
+        if "UserError: " not in str(error):
+            raise
+        raise UserError(tensorflow_reason(error).partition("UserError: ")[2]) from None

@@ -18,7 +18,8 @@ from bert_tf.system.scalars import to_python
 from tasks.base.task import Task, check_positive, task_class
 from tasks.base.task_types import default_settings, read_file
 from tasks.data.examples import Examples
-from tasks.data.readers.memory import as_list, is_missing, jsonable, without_axis
+from tasks.data.labels import loss_weight
+from tasks.data.readers.memory import as_list, jsonable, without_axis
 from tasks.data.readers.rows import BadRow, raise_bad_rows
 
 
@@ -241,22 +242,8 @@ def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:
     if isinstance(values, Mapping) and len(task.losses) == 1 and set(values) == set(task.losses):
         (values,) = values.values()
     if getattr(task, "multi_label", False) and hasattr(values, "columns"):
-        names, labels = {str(name): name for name in values.columns}, getattr(task, "labels", ())
-        if set(names) != set(labels) or len(values.columns) != len(names):
-            raise UserError(
-                f"y: expected a table with the columns {', '.join(labels)}, received "
-                f"{', '.join(map(str, values.columns)):.80}"
-            )
-        columns = [as_list(values[names[label]], "y") for label in labels]
-        return np.column_stack([list(map(_multi_hot, column)) for column in columns])
+        return task.label_space.table(values)
     return without_axis(values) if is_scalar else values
-
-
-def _multi_hot(value):
-    """Return a multi-hot entry of a table as a float, which is no id; other values unchanged."""
-    if is_missing(value):
-        return math.nan
-    return float(value) if isinstance(value, int) else value
 
 
 def _weights(task, labels, sample_weight, class_weight):
@@ -270,40 +257,20 @@ def _weights(task, labels, sample_weight, class_weight):
             raise UserError(
                 f"sample_weight: expected {len(labels)} weights, one per row, received {len(given)}"
             )
-        weights = [_weight(f"sample_weight[{row}]", value) for row, value in enumerate(given)]
+        weights = [loss_weight(f"sample_weight[{row}]", value) for row, value in enumerate(given)]
     if class_weight is not None:
-        factors = class_factors(task, class_weight)
-        weights = [
-            weight * factors.get(label, 1.0) for weight, label in zip(weights, labels, strict=True)
-        ]
+        weights = (class_factors(task, class_weight)[labels] * weights).tolist()
     return tuple(weights)
 
 
-def class_factors(task: Task, class_weight: Mapping[Any, float]) -> dict[int, float]:
-    """Return class_weight, given by label name or id, by label id.
+def class_factors(task: Task, class_weight: Any) -> np.ndarray:
+    """Return class_weight, given by label name or id, as float32 `(C,)`.
 
     Raises UserError if the task has no classes, or a label or weight is wrong.
     """
     if not task.has_classes:
         raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")
-    if not isinstance(class_weight, Mapping):
-        raise UserError(
-            f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
-        )
-    class_weight = to_python(dict(class_weight))
-    labels = task.encode_labels(list(class_weight), {}, "class_weight")
-    return {
-        label: _weight(f"class_weight: {name!r}", factor)
-        for label, (name, factor) in zip(labels, class_weight.items(), strict=True)
-    }
-
-
-def _weight(what, value):
-    """Return a loss weight as a float."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:
-        raise UserError(f"{what}: expected a number >= 0, received {value!r:.80}")
-    return float(value)
+    return task.label_space.factors(class_weight)
 
 
 def _read_dataset(dataset):

@@ -98,7 +98,9 @@ def train(
             if chosen.frozen_layers != model.frozen_layers:
                 model.freeze(chosen.frozen_layers)
 
-        run = training.train(model.serving.pipeline, model.record, model.has_new_head, run, begin)
+        run = training.train(
+            model.serving.pipeline, {**model.record, "origin": model.origin}, run, begin
+        )
         source = training.open_best(run)
     source.assign(source.read(), model.network)
     model.set_source(source.origin, source.task)

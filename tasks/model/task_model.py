@@ -12,12 +12,12 @@ with it; `predict` and `evaluate` of strings are those of the served model and o
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Self
 
 import keras
@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.errors import UserError, argument_names, tensorflow_reason
+from bert_tf.errors import UserError, argument_names
 from bert_tf.model.dense import initial_weights_seed
 from bert_tf.model.encoder import set_untrained
 from bert_tf.model.encoder import untrained as names_of_untrained
@@ -39,21 +39,30 @@ from bert_tf.train import compilation
 from bert_tf.train.compilation import is_accelerated, is_default
 from bert_tf.train.distribution import DTYPE_POLICIES, distribute, warn_of_float16
 from bert_tf.train.losses import FunctionLoss, compares_examples
-from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
-from bert_tf.train.step import TrainStep, batch_counter, innermost
+from bert_tf.train.optimizer import AdamBase
+from bert_tf.train.step import TrainStep
 from bert_tf.weights import heads
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
-from tasks.base.task_types import default_settings
+from tasks.base.task_types import default_settings, task_type
 from tasks.data.examples import EncodedExamples
-from tasks.data.readers.memory import columns_of, named, without_axis
+from tasks.data.readers.memory import columns_of, without_axis
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.heads import EncoderModel
 from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline, ServingFunctions
 from tasks.graph.preprocessor import Preprocessor
 from tasks.graph.run_checkpoint import PRETRAINED, RunCheckpoint
 from tasks.model import run_training
-from tasks.model.fit_callback import FitCallback, diverged
+from tasks.model.compile_arguments import (
+    LossMeans,
+    check_outputs,
+    copy_of,
+    factors_by_output,
+    losses_by_output,
+    metrics_by_output,
+    optimizer_of,
+)
+from tasks.model.fit_callback import FitCallback, training_errors
 from tasks.model.labelled_rows import (
     check_dataset,
     class_factors,
@@ -66,14 +75,9 @@ from tasks.model.labelled_rows import (
     split,
     unweighted,
 )
-from tasks.model.losses_and_metrics import (
-    LossMeans,
-    check_outputs,
-    losses_by_output,
-    metrics_by_output,
-)
 from tasks.model.private_keras import ReplicaMetrics, forget_resumed_epoch, with_num_steps
-from tasks.training.settings import TrainingSettings
+from tasks.model.string_batches import checked, to_token_ids
+from tasks.training.training_run import has_trained_pooler
 
 _COMMON_OPTIONS = (
     "max_seq_length",
@@ -86,8 +90,6 @@ _COMMON_OPTIONS = (
 _DTYPES = tuple(dict.fromkeys(DTYPE_POLICIES.values()))  # Weights and outputs are float32.
 # Stages of the head: untrained, with the weights that it came with, trained with fit.
 _NEW, _KEPT, _TRAINED = 0.0, 1.0, 2.0
-# A batch of fewer tokens may have no known one.
-_MIN_TOKENS = 100
 
 
 class TaskModel(ReplicaMetrics, EncoderModel):
@@ -130,8 +132,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
 
     def __init__(
         self,
-        task: Task | Mapping[str, Any],
-        config: BertConfig | Mapping[str, Any],
+        task: Task | Mapping[str, Any] | None = None,
+        config: BertConfig | Mapping[str, Any] | None = None,
         vocabulary: Vocabulary | None = None,
         *,
         network: keras.Model | None = None,
@@ -143,6 +145,11 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         dtype: Any = None,
         **kwargs: Any,
     ) -> None:
+        if task is None or config is None:
+            name = type(self).__name__
+            raise UserError(
+                f"{name}(): expected {name}.from_pretrained(PATH, ...), which has weights"
+            )
         task = task_from_dict(task) if isinstance(task, Mapping) else task
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
@@ -167,9 +174,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         object.__setattr__(self, "preprocessor", preprocessor)
         self.loss_means = LossMeans(task.losses)
         # What belongs to the weights is loaded and saved with them, and ends with a train step.
-        # The stage has the shape of the head, since it is not loaded where the head does not fit.
         stage = _NEW if has_new_head and task.has_head else _KEPT
-        self._stage = self._state("stage", self.network.weights[-1].shape, stage)
+        self._stage = self._state("stage", (), stage)
         tuned = {
             name: self._state(name, shape, float("nan"))
             for name, shape in task.tunable_fields.items()
@@ -268,7 +274,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         """Return the options of the task; those that are not given are those of the weights."""
         source, kind = pretrained.run_task or {}, cls.task_class.kind
         brought = heads.options_of(pretrained.task or {}, kind, cls.options, given)
-        options = {**brought, **cls.task_class.options_from(source, given), **given}
+        trained = pretrained.has_trained_pooler
+        options = {**brought, **cls.task_class.options_from(source, given, trained), **given}
         if "labels" in cls.options and "labels" not in options:
             found = f"a {pretrained.task['kind']} head" if pretrained.task else "no head"
             raise UserError(
@@ -315,6 +322,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             pretrained.assign_to(model.network, head)
         model.has_new_head = head is None or pretrained.has_new_head
         model.record["origin"] = pretrained.origin_in(model.network, head)
+        model.record["has_trained_pooler"] = pretrained.has_trained_pooler
         return model
 
     # Parts.
@@ -344,22 +352,17 @@ class TaskModel(ReplicaMetrics, EncoderModel):
     @property
     def has_new_head(self) -> bool:
         """Whether the head is untrained; set it to False after a training loop of your own."""
-        return bool(self._stage.numpy().max() == _NEW)
+        return bool(self._stage.numpy() == _NEW)
 
     @has_new_head.setter
     def has_new_head(self, value: bool) -> None:
-        stage = max(self._stage.numpy().max(), _KEPT)
-        self._assign_stage(_NEW if value and self.preprocessor.task.has_head else stage)
-
-    def _assign_stage(self, stage):
-        self._stage.assign(np.full(self._stage.shape, stage))
+        self._stage.assign(_NEW if value and self.preprocessor.task.has_head else _KEPT)
 
     @property
     def origin(self) -> str:
         """The origin of the weights, as a run directory records it."""
-        origin = self.record.get("origin", "new weights")
-        is_trained = self._stage.numpy().max() == _TRAINED
-        return origin + ", trained with fit" * bool(is_trained)
+        is_trained = bool(self._stage.numpy() == _TRAINED)
+        return self.record.get("origin", "new weights") + ", trained with fit" * is_trained
 
     def set_source(self, origin: str, task: Task) -> None:
         """Record that `train` has changed the weights: their origin, and the values tuned for them.
@@ -369,7 +372,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             task: The task, with its tuned values.
         """
         self.record["origin"] = origin
-        self._assign_stage(_KEPT)
+        self.record["has_trained_pooler"] = has_trained_pooler(self.record, self.network)
+        self._stage.assign(_KEPT)
         self._set_tuned(task)
 
     @property
@@ -478,7 +482,9 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         untuned = self.task.untuned_fields
         if self.has_new_head:
             warn_of_new_head(self, stacklevel=5)
-        elif untuned and self.task.predicts_untuned and not self.task.tunes_without_request:
+        elif untuned and not (
+            self.task.tunes_without_request or task_type(self.task.kind).needs_dev
+        ):
             warnings.warn(f"{', '.join(untuned)}: never tuned; call tune(x, y)", stacklevel=5)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
@@ -554,82 +560,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         Raises:
             UserError: If rows of the task may have several sequences, or labels need the tokens.
         """
-        return self._preprocessed(x, y, sample_weight)
-
-    def _preprocessed(self, x, y=None, sample_weight=None, factors_C=None):
-        """Do what `preprocess` does; `factors_C` are loss weights by label."""
-        task = self.preprocessor.task
-        if getattr(task, "balanced_sampling", False) and y is not None:
-            raise UserError("x: balanced_sampling needs all rows; expected lists, not a dataset")
-        texts = {name: without_axis(values) for name, values in named(x, task.input_names).items()}
-        for name, values in texts.items():
-            rank = task.INPUT_RANKS.get(name, 1)
-            if values.dtype != tf.string or values.shape.rank not in (rank, None):
-                raise UserError(
-                    f"x: {name}: expected batches of strings of rank {rank}, received "
-                    f"{values.dtype.name} {values.shape}"
-                )
-            if values.shape.rank is None:
-                texts[name] = tf.ensure_shape(values, [None] * rank)
-        inputs = self.preprocessor.encode(texts, task.max_seq_length if self._is_compiled else None)
-        with tf.control_dependencies([self._check_known(inputs)]):
-            inputs = tf.nest.map_structure(tf.identity, inputs)
-        if y is None:
-            return inputs
-        (output,) = task.losses
-        if isinstance(y, Mapping):
-            if output not in y:
-                raise UserError(f"y: expected one column of labels, received {', '.join(y):.80}")
-            y = y[output]
-        labels = task.batch_labels(y)
-        weights = tf.ones(tf.shape(labels)[:1])
-        if sample_weight is not None:
-            given = tf.reshape(tf.cast(sample_weight, tf.float32), [-1])
-            is_weight = tf.reduce_all(given >= 0)
-            line = "UserError: sample_weight: expected numbers >= 0"
-            with tf.control_dependencies([tf.debugging.Assert(is_weight, [line])]):
-                weights *= given
-        for factors in (getattr(task, "class_weights", ()), factors_C):
-            if factors is not None and len(factors):
-                weights *= tf.gather(tf.constant(factors, tf.float32), labels)
-        return inputs, {output: labels}, {output: weights}
-
-    def _check_known(self, inputs):
-        """Return an operation that fails if the vocabulary knows no token of a batch."""
-        ids = inputs["input_ids"]
-        special = [self.vocabulary[name] for name in ("[PAD]", "[CLS]", "[SEP]")]
-        is_token = tf.reduce_all(tf.not_equal(ids[..., tf.newaxis], special), axis=-1)
-        is_unknown = is_token & (ids == self.vocabulary["[UNK]"])
-        count, unknown = (tf.reduce_sum(tf.cast(of, tf.int32)) for of in (is_token, is_unknown))
-        return tf.debugging.Assert(
-            (count < _MIN_TOKENS) | (unknown < count),
-            ["UserError: x: all tokens of a batch are [UNK]; expected texts of the vocabulary"],
-        )
-
-    def _checked(self, data, y=None, weights=None):
-        """Return token ids whose labels are checked: at once, or those of a dataset as read."""
-        counts = self.preprocessor.task.num_ids
-
-        @tf.autograph.experimental.do_not_convert
-        def check(x, y=None, weights=None):
-            if y is None:
-                return x
-            checks = []
-            for name, count in counts.items():
-                labels, factors = (
-                    of.get(name) if isinstance(of, Mapping) else of for of in (y, weights)
-                )
-                if labels is not None and not isinstance(labels, list | tuple):
-                    checks.append(_check_ids(labels, factors, count))
-            with tf.control_dependencies(checks):
-                y = tf.nest.map_structure(tf.identity, y)
-            return (x, y) if weights is None else (x, y, weights)
-
-        if isinstance(data, tf.data.Dataset):
-            return data.map(check)
-        with _training_errors(self):
-            check(data, y, weights)
-        return data
+        length = self.preprocessor.task.max_seq_length if self._is_compiled else None
+        return to_token_ids(self.preprocessor, x, y, sample_weight, length=length)
 
     # Training.
 
@@ -677,32 +609,20 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             UserError: If an argument is wrong, or does not fit the task.
         """
         self._check_trainable("compile")
-        object.__setattr__(
-            self,
-            "_compile_arguments",
-            {
-                "optimizer": optimizer,
-                "loss": loss,
-                "metrics": metrics,
-                "weighted_metrics": weighted_metrics,
-                "loss_weights": loss_weights,
-                "learning_rate": learning_rate,
-                "warmup_proportion": warmup_proportion,
-                "schedule": schedule,
-                "layer_decay": layer_decay,
-                "jit_compile": jit_compile,
-                **kwargs,
-            },
-        )
+        of_auto = {
+            "learning_rate": learning_rate,
+            "warmup_proportion": warmup_proportion,
+            "schedule": schedule,
+            "layer_decay": layer_decay,
+        }
+        given = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
+        given |= {"loss_weights": loss_weights, "jit_compile": jit_compile}
+        arguments = {"optimizer": optimizer, **of_auto, **given, **kwargs}
+        # Keras would replace a dict by a tracked copy.
+        object.__setattr__(self, "_compile_arguments", arguments)
         task, strategy = self.preprocessor.task, self.distribute_strategy
         with strategy.scope():
-            optimizer = self._optimizer(
-                optimizer,
-                learning_rate=learning_rate,
-                warmup_proportion=warmup_proportion,
-                schedule=schedule,
-                layer_decay=layer_decay,
-            )
+            optimizer = optimizer_of(self, optimizer, **of_auto)
             losses = losses_by_output(task, loss)
             check_outputs(task, losses, "loss_weights", loss_weights)
             metrics, weighted_metrics = metrics_by_output(task, losses, metrics, weighted_metrics)
@@ -724,11 +644,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             )
             # Variables made inside of the first step would double the time to trace it.
             self.optimizer.build(self.trainable_variables)
-        if not isinstance(loss_weights, Mapping):
-            several = isinstance(loss_weights, list | tuple)
-            given = loss_weights if several else [loss_weights or 1.0] * len(losses)
-            loss_weights = dict(zip(losses, given, strict=True))
-        self.loss_means.loss_weights = {name: loss_weights.get(name, 1.0) for name in losses}
+        self.loss_means.loss_weights = factors_by_output(losses, loss_weights)
         self._step = TrainStep(
             self,
             {
@@ -741,37 +657,6 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             is_compiled=is_compiled,
             loss_weights=self.loss_means.loss_weights,
         )
-
-    def _optimizer(self, optimizer, **given):
-        """Return the optimizer of `compile`; `given` are settings of the one of "auto"."""
-        settings, defaults = TrainingSettings(**to_python(given)), TrainingSettings()
-        if optimizer == "auto":
-            peak = settings.learning_rate or self.fit_defaults["learning_rate"]
-            is_continuous = settings.schedule == "continuous"
-            return AdamW(
-                FitSchedule(peak, settings.warmup_proportion, is_continuous),
-                layer_decay=settings.layer_decay,
-                scales_loss=self.dtype_policy.name == "mixed_float16",
-            )
-        for name in given:
-            if getattr(settings, name) != getattr(defaults, name):
-                raise UserError(
-                    f"{name}: expected with optimizer='auto' only; set it in the given optimizer"
-                )
-        optimizer = keras.optimizers.get(optimizer)
-        extended = self.distribute_strategy.extended
-        if not extended.variable_created_in_scope(batch_counter(optimizer).value):
-            raise UserError(
-                "optimizer: was created outside of the scope of the replicas; create it inside"
-            )
-        if (optimizer.gradient_accumulation_steps or 1) > 1 and compares_examples(
-            self.preprocessor.task.losses.values()
-        ):
-            raise UserError(
-                "gradient_accumulation_steps: expected none, since the loss compares the rows of a "
-                "batch, of which each part has few; call train, whose parts share the loss"
-            )
-        return optimizer
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the arguments of `compile`; called by Keras."""
@@ -871,75 +756,102 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         if not self.compiled:
             self.compile()
         forget_resumed_epoch(self)
-        task, dev, rows = self.preprocessor.task, None, {}
-        is_ids, is_stream = is_token_ids(x), isinstance(x, tf.data.Dataset)
+        is_ids, dev = is_token_ids(x), None
         if validation_data is not None and not _has_token_ids(validation_data):
             dev = self._dev_rows(validation_data, validation_steps)
             validation_data = validation_steps = None
-        elif isinstance(validation_data, tf.data.Dataset):
-            validation_data = self._checked(validation_data)
         elif validation_data is not None:
-            self._checked(*validation_data)
+            several = isinstance(validation_data, list | tuple)
+            checked_x = self._checked(*(validation_data if several else [validation_data]))
+            validation_data = validation_data if several else checked_x
+        # Token ids and their arguments are those of Keras.
+        data: dict[str, Any] = {
+            "x": x,
+            "y": y,
+            "batch_size": batch_size,
+            "validation_split": validation_split,
+            "shuffle": shuffle,
+            "class_weight": class_weight,
+            "sample_weight": sample_weight,
+            "steps_per_epoch": steps_per_epoch,
+        }
         if is_ids:
-            x = self._checked(x, y, sample_weight)
-            rows = {
-                "y": y,
-                "sample_weight": sample_weight,
-                "class_weight": class_weight,
-                "batch_size": batch_size,
-                "shuffle": shuffle and not is_stream,
-                "validation_split": validation_split,
-                "steps_per_epoch": steps_per_epoch,
-            }
-        elif is_stream:
-            check_dataset(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
-            if validation_split:
-                raise UserError(
-                    "validation_split: expected none for a dataset; pass validation_data instead"
-                )
-            x = self._stream(x, class_weight)
-            rows = {"shuffle": False, "steps_per_epoch": steps_per_epoch}
+            data["x"] = self._checked(x, y, sample_weight)
+            data["shuffle"] = shuffle and not isinstance(x, tf.data.Dataset)
+        elif isinstance(x, tf.data.Dataset):
+            data |= self._dataset_for_keras(**data)
         else:
-            examples = examples_of(task, x, y, sample_weight, class_weight)
-            if dev is None and validation_split:
-                examples, dev = split(examples, validation_split)
-                self._check_dev(dev, "validation_split")
-            encoded = self._training_rows(examples)
-            x = self._distributed(encoded, self._batch_size(batch_size), shuffle, steps_per_epoch)
-            rows = {"shuffle": False}
+            data, dev = self._rows_for_keras(dev, **data)
         size = 64 if validation_batch_size is None else validation_batch_size
-        encoded_dev, size = None, positive("validation_batch_size", size)
-        if dev is not None:
-            encoded_dev = self._encode(dev)
-            _warn(encoded_dev.token_counts.warnings("validation rows"))
+        size = positive("validation_batch_size", size)
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
-
-        def validate():
-            for callback in callbacks:
-                callback.on_test_begin(None)
-            metrics = self._measured(encoded_dev, size)
-            for callback in callbacks:
-                callback.on_test_end(metrics)
-            return metrics
-
-        first = FitCallback(self._epoch, validate if encoded_dev else None, validation_freq)
-        task.begin_training(self.network)
-        with _training_errors(self):
+        encoded_dev, validate = None, None
+        if dev is not None:
+            task, evaluator = self.preprocessor.task, self.evaluator(size)
+            encoded_dev = task.training_data(self._encode(dev), evaluator)
+            _warn(encoded_dev.token_counts.warnings("validation rows"))
+            validate = functools.partial(self._validate, encoded_dev, size, callbacks)
+        with training_errors(self):
             history = super().fit(
-                x,
+                **data,
                 epochs=epochs or (1 if is_ids else self.fit_defaults["epochs"]),
                 verbose=verbose,
-                callbacks=[first, *callbacks],
+                callbacks=[FitCallback(self._epoch, validate, validation_freq), *callbacks],
                 validation_data=validation_data,
                 initial_epoch=initial_epoch,
                 validation_steps=validation_steps,
                 validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
-                **rows,
             )
-        if encoded_dev is not None and task.tunable_fields:
+        if encoded_dev is not None and self._tuned:
             self._tune(encoded_dev, size)
         return history
+
+    def _checked(self, x, y=None, sample_weight=None):
+        """Return token ids whose labels are checked."""
+        with training_errors(self):
+            return checked(self.preprocessor.task, x, y, sample_weight)
+
+    def _dataset_for_keras(self, x, class_weight, **given):
+        """Return the arguments of Keras for a dataset of strings."""
+        names = ("y", "sample_weight", "batch_size")
+        check_dataset(x, **{name: given[name] for name in names})
+        if given["validation_split"]:
+            raise UserError(
+                "validation_split: expected none for a dataset; pass validation_data instead"
+            )
+        return {"x": self._stream(x, class_weight), "class_weight": None, "shuffle": False}
+
+    def _rows_for_keras(
+        self,
+        dev,
+        x,
+        y,
+        batch_size,
+        validation_split,
+        shuffle,
+        class_weight,
+        sample_weight,
+        steps_per_epoch,
+    ):
+        """Return the arguments of Keras for rows of strings, and the validation rows."""
+        examples = examples_of(self.preprocessor.task, x, y, sample_weight, class_weight)
+        if dev is None and validation_split:
+            examples, dev = split(examples, validation_split)
+            self._check_dev(dev, "validation_split")
+        encoded = self._training_rows(examples)
+        batch_size = self._batch_size(batch_size)
+        batches = self._distributed(encoded, batch_size, shuffle, steps_per_epoch)
+        return {"x": batches, "shuffle": False}, dev
+
+    def _validate(self, encoded, batch_size, callbacks):
+        """Return the metrics of validation rows; call callbacks as Keras does around it."""
+        for callback in callbacks:
+            callback.on_test_begin(None)
+        metrics = self._measured(encoded, batch_size)
+        for callback in callbacks:
+            callback.on_test_end(metrics)
+        return metrics
 
     def _dev_rows(self, data, steps):
         """Return the rows of `validation_data` of strings."""
@@ -953,16 +865,16 @@ class TaskModel(ReplicaMetrics, EncoderModel):
 
     def _stream(self, dataset, class_weight):
         """Return a dataset of strings as one of token ids."""
-        spec, factors_C = dataset.element_spec, None
+        spec = dataset.element_spec
         if not isinstance(spec, tuple) or not 2 <= len(spec) <= 3:
             raise UserError("x: expected batches (x, y) or (x, y, sample_weight) in the dataset")
-        if class_weight is not None:
-            factors = class_factors(self.preprocessor.task, class_weight)
-            factors_C = [factors.get(label, 1.0) for label in range(len(self.labels))]
+        task = self.preprocessor.task
+        factors_C = () if class_weight is None else class_factors(task, class_weight)
+        length = task.max_seq_length if self._is_compiled else None
 
         @tf.autograph.experimental.do_not_convert
         def to_ids(*batch):
-            return self._preprocessed(*batch, factors_C=factors_C)
+            return to_token_ids(self.preprocessor, *batch, factors_C=factors_C, length=length)
 
         dataset = dataset.map(to_ids, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return dataset.prefetch(tf.data.AUTOTUNE)
@@ -973,7 +885,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         selected = task.select_training_examples(examples)
         if not len(selected):
             raise UserError("x: expected at least one row to train on, received none")
-        encoded = self._encode(selected)
+        encoded = task.training_data(self._encode(selected), self.evaluator())
         lines = [f"x: {line}" for line in task.label_warnings(encoded)]
         num_unused = len(examples) - len(selected)
         if num_unused and task.fault_of_unused:
@@ -1094,7 +1006,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
-            with _training_errors(self):
+            with training_errors(self):
                 return super().evaluate(
                     self._checked(x, y, sample_weight),
                     y,
@@ -1244,7 +1156,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             given = dict(self._compile_arguments)
             with self.distribute_strategy.scope():
                 if isinstance(given["optimizer"], keras.optimizers.Optimizer):
-                    given["optimizer"] = _copy_of(given["optimizer"])
+                    given["optimizer"] = copy_of(given["optimizer"])
                 self.compile(**given)
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
@@ -1256,6 +1168,11 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         record = {
             **self.record,
             "origin": self.origin,
+            "has_trained_pooler": (
+                has_trained_pooler(self.record, self.network)
+                if self._stage.numpy() == _TRAINED
+                else self.record.get("has_trained_pooler", True)
+            ),
             "has_new_head": self.has_new_head,
             "untrained": names_of_untrained(self.network),
         }
@@ -1318,46 +1235,6 @@ def _check_no_callbacks(callbacks):
         )
 
 
-def _check_ids(labels, weights, count):
-    """Return an operation that fails if a label of weight above 0 is no id."""
-    labels = tf.convert_to_tensor(labels)
-    if labels.dtype == tf.string:
-        raise UserError("y: expected ids as labels of token ids, received strings")
-    numbers = tf.cast(labels, tf.float32)
-    is_wrong = (numbers < 0) | (numbers > count - 1)
-    if weights is not None:
-        weights = tf.convert_to_tensor(weights)
-        missing = numbers.shape.rank - weights.shape.rank
-        weights = weights[(..., *[tf.newaxis] * missing)] if missing > 0 else weights
-        is_wrong &= tf.reshape(weights, tf.shape(weights)[: numbers.shape.rank]) > 0
-    first = tf.boolean_mask(tf.as_string(labels), is_wrong)[:1]
-    return tf.debugging.Assert(
-        ~tf.reduce_any(is_wrong),
-        [
-            tf.strings.join(
-                [
-                    "UserError: a label of token ids is ",
-                    tf.strings.reduce_join(first),
-                    f"; expected ids from 0 to {count - 1}; remove rows without a label",
-                ]
-            )
-        ],
-    )
-
-
-@contextlib.contextmanager
-def _training_errors(model: TaskModel) -> Iterator[None]:
-    """Raise in one line what fails in the graph of a step or of a dataset of strings."""
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        if NOT_FINITE in str(error):
-            raise diverged(model) from None
-        if "UserError: " not in str(error):
-            raise
-        raise UserError(tensorflow_reason(error).partition("UserError: ")[2]) from None
-
-
 def _progress(count, batch_size, verbose):
     """Return a function that shows as Keras does how many of `count` rows are done."""
     steps = -(-count // batch_size)
@@ -1405,12 +1282,3 @@ def _warn_of_other_head(pretrained, task):
             "omits this warning)",
             stacklevel=4,
         )
-
-
-def _copy_of(optimizer):
-    """Return a new optimizer with the settings of another one."""
-    copy = type(optimizer).from_config(optimizer.get_config())
-    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
-        if hasattr(innermost(optimizer), name):  # Keras stores it in no config.
-            setattr(innermost(copy), name, getattr(innermost(optimizer), name))
-    return copy

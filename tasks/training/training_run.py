@@ -32,12 +32,14 @@ from bert_tf.train.step import TrainStep
 from tasks.base import plots
 from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples, stacked
-from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.graph.evaluation import Evaluator
 from tasks.graph.run_checkpoint import RunCheckpoint, task_at
 from tasks.training.distillation import Distillation
 from tasks.training.settings import TrainingSettings, parse_best_metric
 
 if TYPE_CHECKING:
+    import keras
+
     from tasks.base.task import Task
     from tasks.graph.pipeline import Pipeline
 
@@ -126,7 +128,6 @@ class TrainingRun:
         self,
         pipeline: Pipeline,
         record: Mapping[str, Any],
-        has_new_head: bool,
         run: Run | None,
         begin: Callable[[], None] = lambda: None,
     ) -> Run:
@@ -135,7 +136,6 @@ class TrainingRun:
         Args:
             pipeline: Tokenizer and model of the task. The model ends with the weights of any step.
             record: What train.json records about the origin of the model's weights.
-            has_new_head: Whether the head is initialized from the training examples.
             run: Result of `open_run`.
             begin: Called once everything is checked, before the optimizer is built. It may freeze
                 layers.
@@ -148,8 +148,7 @@ class TrainingRun:
         replicas = strategy.num_replicas_in_sync
         evaluator = Evaluator(task, model, strategy, log=log)
         encoded, *encoded_devs = [
-            FeatureExamples(data, evaluator, log) if task.trains_on_vectors else data
-            for data in self.encode(pipeline)
+            task.training_data(data, evaluator) for data in self.encode(pipeline)
         ]
         unlabelled = self.encode_unlabelled(pipeline)
         num_samples = len(encoded) + sum(map(len, unlabelled))
@@ -176,9 +175,6 @@ class TrainingRun:
             best_metric, factor = parse_best_metric(settings.best_metric, known)
         # Create the run directory only now, after all checks, so that user errors leave none.
         if run is None:
-            if has_new_head:
-                task.init_head(model, encoded)
-            task.begin_training(model)
             run = self._create_run(pipeline, record)
         else:
             for line in run.changes():
@@ -309,6 +305,7 @@ class TrainingRun:
     def _create_run(self, pipeline, record):
         """Create the run directory."""
         entries = {"settings": self.recorded, "data": self.digests, **record}
+        entries["has_trained_pooler"] = has_trained_pooler(record, pipeline.model)
         if self.distillation:
             entries["teacher"] = self.distillation.teacher.record
         if is_chief(self.strategy):
@@ -384,6 +381,13 @@ class TrainingRun:
         source = self.open_best(run)
         source.assign(source.read(), model)
         return source.task
+
+
+def has_trained_pooler(record: Mapping[str, Any], model: keras.Model) -> bool:
+    """Return the entry of train.json after a training of weights that `record` describes."""
+    kernel = model.encoder.pooler.kernel
+    is_trained = any(weight is kernel for weight in model.trainable_weights)
+    return is_trained or record.get("has_trained_pooler", True)
 
 
 def digests_of(names: Sequence[str], examples: Sequence[Examples]) -> dict[str, str]:

@@ -460,6 +460,24 @@ def test_an_autoencoder_is_not_reset(directory, tmp_path):
 
 
 @pytest.mark.medium
+def test_an_autoencoder_starts_with_the_rows_of_the_fit_that_trains_it(directory):
+    detector, other = (
+        AnomalyDetector.from_pretrained(directory, max_seq_length=12, latent_dim=3)
+        for _ in range(2)
+    )
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        detector.fit(ROWS[:4], epochs=1, callbacks=[Stop()], verbose=0)
+    for model in (detector, other):
+        model.fit(ROWS[4:], epochs=1, verbose=0)
+    assert_equal_weights(weights_of(other), weights_of(detector), rtol=0, atol=0)
+
+
+@pytest.mark.medium
 def test_other_labels_than_those_of_the_weights_warn_with_both_lists(directory, tmp_path):
     model = create(directory)
     model.has_new_head = False

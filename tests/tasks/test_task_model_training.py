@@ -14,7 +14,7 @@ from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from tasks.data.examples import EncodedExamples
-from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.graph.evaluation import Evaluator
 from tasks.model.labelled_rows import Rows, examples_of
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
@@ -61,10 +61,8 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
     examples = examples_of(by_step.task, x, y)
     encoded = EncodedExamples.encode(examples, by_step.serving.pipeline, to_flat)
     strategy = make_strategy("none")
-    if by_step.task.trains_on_vectors:
-        evaluator = Evaluator(by_step.task, by_step.network, strategy)
-        encoded = FeatureExamples(encoded, evaluator, lambda line: None)
-    by_step.task.init_head(by_step.network, encoded)
+    evaluator = Evaluator(by_step.task, by_step.network, strategy)
+    encoded = by_step.task.training_data(encoded, evaluator)
     steps_per_epoch = -(-len(encoded) // 4)
     epochs = -(-20 // steps_per_epoch)
     num_steps = steps_per_epoch * epochs

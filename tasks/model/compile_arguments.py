@@ -1,4 +1,4 @@
-"""Losses and metrics of `TaskModel.compile`: those of the task, or objects of Keras.
+"""Optimizer, losses and metrics of `TaskModel.compile`: those of the task, or objects of Keras.
 
 The outputs of a task are logits. A loss or metric of Keras that expects probabilities would train
 or measure in silence what nobody means, so that two of its settings are checked.
@@ -15,9 +15,70 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.errors import UserError
-from bert_tf.train.losses import WeightedMean, is_correct
-from bert_tf.train.step import OWN_LOSSES
+from bert_tf.system.scalars import to_python
+from bert_tf.train.losses import WeightedMean, compares_examples, is_correct
+from bert_tf.train.optimizer import AdamW, FitSchedule
+from bert_tf.train.step import OWN_LOSSES, batch_counter, innermost
 from tasks.base.task import Task
+from tasks.training.settings import TrainingSettings
+
+
+def optimizer_of(model: keras.Model, optimizer: Any, **given: Any) -> Any:
+    """Return the optimizer of a `TaskModel`, in the scope of its strategy.
+
+    Args:
+        model: The model.
+        optimizer: "auto", or an optimizer of Keras or its name.
+        **given: learning_rate, warmup_proportion, schedule and layer_decay of "auto".
+
+    Raises:
+        UserError: If a value is wrong, or the optimizer cannot train the model.
+    """
+    settings, defaults = TrainingSettings(**to_python(given)), TrainingSettings()
+    if isinstance(optimizer, str) and optimizer == "auto":
+        peak = settings.learning_rate or model.fit_defaults["learning_rate"]
+        is_continuous = settings.schedule == "continuous"
+        return AdamW(
+            FitSchedule(peak, settings.warmup_proportion, is_continuous),
+            layer_decay=settings.layer_decay,
+            scales_loss=model.dtype_policy.name == "mixed_float16",
+        )
+    for name in given:
+        if getattr(settings, name) != getattr(defaults, name):
+            raise UserError(
+                f"{name}: expected with optimizer='auto' only; set it in the given optimizer"
+            )
+    optimizer = keras.optimizers.get(optimizer)
+    extended = model.distribute_strategy.extended
+    if not extended.variable_created_in_scope(batch_counter(optimizer).value):
+        raise UserError(
+            "optimizer: was created outside of the scope of the replicas; create it inside"
+        )
+    is_accumulated = (optimizer.gradient_accumulation_steps or 1) > 1
+    if is_accumulated and compares_examples(model.task.losses.values()):
+        raise UserError(
+            "gradient_accumulation_steps: expected none, since the loss compares the rows of a "
+            "batch, of which each part has few; call train, whose parts share the loss"
+        )
+    return optimizer
+
+
+def copy_of(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return a new optimizer with the settings of another one."""
+    copy = type(optimizer).from_config(optimizer.get_config())
+    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+        if hasattr(innermost(optimizer), name):  # Keras stores it in no config.
+            setattr(innermost(copy), name, getattr(innermost(optimizer), name))
+    return copy
+
+
+def factors_by_output(outputs: Collection[str], loss_weights: Any) -> dict[str, float]:
+    """Return `loss_weights` of Keras, a number, a list or a dict, as a dict by output."""
+    if isinstance(loss_weights, Mapping):
+        return {name: loss_weights.get(name, 1.0) for name in outputs}
+    several = isinstance(loss_weights, list | tuple)
+    values = loss_weights if several else [loss_weights or 1.0] * len(outputs)
+    return dict(zip(outputs, values, strict=True))
 
 
 def losses_by_output(task: Task, loss: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from keras import metrics as keras_metrics
 
 from bert_tf import UserError
 from bert_tf.train.step import OWN_LOSSES
-from tasks.model.losses_and_metrics import LossMeans, losses_by_output, metrics_by_output
+from tasks.model.compile_arguments import LossMeans, losses_by_output, metrics_by_output
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.masked_lm import MaskedLmTask
 from tasks.types.multiple_choice import MultipleChoiceTask
