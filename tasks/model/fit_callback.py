@@ -12,6 +12,7 @@ import tensorflow as tf
 from bert_tf.errors import DivergenceError, UserError, tensorflow_reason
 from bert_tf.train.optimizer import NOT_FINITE
 from bert_tf.train.step import batch_counter, innermost
+from tasks.model.labelled_rows import positive
 from tasks.model.private_keras import fit_schedule
 
 
@@ -35,11 +36,13 @@ class FitCallback(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.epoch = epoch
+        if not isinstance(validation_freq, list | tuple | set):
+            validation_freq = positive("validation_freq", validation_freq)
         self.validate, self.validation_freq = validate, validation_freq
         self.is_started = False
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Set the epoch, and before the first one the steps of the schedule."""
+        """Set the epoch, and before the first one the steps of the schedule; check their number."""
         self.epoch.assign(epoch)
         if self.is_started:
             return

@@ -95,7 +95,8 @@ def checked(task: Task, data: Any, y: Any = None, weights: Any = None) -> Any:
         return tuple(part for part in (x, y, weights) if part is not None)
 
     if not isinstance(data, tf.data.Dataset):
-        check(data, y, weights)
+        if y is not None:  # In a graph, since an eager assertion quotes its message.
+            tf.function(lambda: check({}, y, weights)[1], autograph=False)()
         return data
     return data.map(check) if isinstance(data.element_spec, tuple) else data
 

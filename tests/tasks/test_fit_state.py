@@ -428,7 +428,7 @@ def test_a_head_is_trained_after_the_first_update(directory):
     """As callbacks save it, before `fit` has returned."""
     model, found = create(directory), []
 
-    def note(*arguments):
+    def note(batch, logs):
         found.append((model.get_config()["has_new_head"], model.origin.partition(", ")[2]))
 
     log = keras.callbacks.LambdaCallback(on_train_batch_begin=note, on_train_batch_end=note)
@@ -597,7 +597,7 @@ def test_class_weights_of_token_ids_are_those_of_keras(no_dropout):
     (expected,) = model.fit(rows, ids, sample_weight=weights, verbose=0).history["loss"]
     dataset = tf.data.Dataset.from_tensor_slices((rows, ids)).batch(9)
     for x, y in ((rows, ids), (dataset, None)):
-        history = model.fit(x, y, class_weight={0: 5.0}, verbose=0).history
+        history = model.fit(x, y, class_weight={0: 5.0, 1: 1.0, 2: 1.0}, verbose=0).history
         assert history["loss"] == [pytest.approx(expected, rel=1e-5)]
 
 
@@ -701,7 +701,7 @@ def test_what_was_tuned_travels_with_the_weights(directory, tmp_path):
 
 @pytest.mark.parametrize("options", [{"calibrate": True}, {}])
 def test_weights_that_are_loaded_in_part_end_what_was_tuned(directory, tmp_path, options):
-    """Of a head of four labels, and of a model that has no temperature."""
+    """The file has a head of four labels, or no temperature."""
     model, path = create(directory, calibrate=True), tmp_path / "other.weights.h5"
     labels = [*LABELS, "other"] if options else LABELS
     create(directory, labels, **options).save_weights(path)

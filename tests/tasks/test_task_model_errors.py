@@ -126,6 +126,8 @@ WRONG_ARGUMENTS = {
     "sample_weight[0]: expected a number >= 0, received 'a'": {"sample_weight": ["a"] * 9},
     "validation_batch_size=0: expected an integer > 0": {"validation_batch_size": 0},
     "steps_per_epoch=0: expected an integer > 0": {"steps_per_epoch": 0},
+    "validation_freq=0: expected an integer > 0": {"validation_freq": 0},
+    "validation_freq='1': expected an integer > 0": {"validation_freq": "1"},
     "validation_steps: expected with a dataset only; pass the rows that are to be read": {
         "validation_data": (ROWS, NAMES),
         "validation_steps": 1,
