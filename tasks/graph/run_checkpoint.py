@@ -170,4 +170,10 @@ def task_at(run: Run, step: int) -> Task:
 
 def _task_of(run):
     """Return the task of a run without tuned values."""
-    return masked_lm_task(run.config) if run.task is None else task_from_dict(run.task)
+    if run.task is not None:
+        return task_from_dict(run.task)
+    task, settings = masked_lm_task(run.config), run.train.get("settings", {})
+    # Those of `MaskedLanguageModel.train`, which pretraining does not have.
+    known = {field.name for field in dataclasses.fields(task)} & settings.keys()
+    options = task.checked({name: settings[name] for name in known}, "train.json")
+    return dataclasses.replace(task, **options)

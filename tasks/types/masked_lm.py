@@ -301,7 +301,8 @@ class MaskedLanguageModel(TaskModel):
     each epoch; those of an evaluation are always the same. The metrics are accuracy and perplexity.
     The pooler and the next sentence head keep their weights.
 
-    A run directory records no `max_seq_length`: `load_model` takes all positions.
+    A run directory of `train` records max_seq_length and the options in train.json; of others,
+    `load_model` takes all positions.
 
     Options:
         whole_word_mask: Masks whole words instead of single pieces.
