@@ -293,6 +293,7 @@ class MaskedLanguageModel(TaskModel):
     """Masked language model: the most probable tokens at the first [MASK] of a text.
 
         model = MaskedLanguageModel.from_pretrained(PATH)
+        model.fit(["Paris is the capital of France."], epochs=1)
         model.fill_masks("The capital of France is [MASK].", top_k=3)[0]["token"]
 
     `fit`, `train` and `evaluate` take texts without labels. 15% of the tokens are predicted: 80% of
@@ -304,11 +305,11 @@ class MaskedLanguageModel(TaskModel):
     A run directory of `train` records max_seq_length and the options in train.json; of others,
     `load_model` takes all positions.
 
-    Options:
-        whole_word_mask: Masks whole words instead of single pieces.
-        next_sentence: Trains next sentence prediction, too, on datasets of batches of
+    Options of `from_pretrained`:
+        next_sentence: Whether next sentence prediction is trained, too, on datasets of batches of
             `bert_tf.pretraining.model.to_batch`, which contain the masks; texts are refused.
             Weights without this head get a new one.
+        whole_word_mask: Whether masks are of whole words instead of single pieces.
     """
 
     task_class = MaskedLmTask
@@ -325,7 +326,10 @@ class MaskedLanguageModel(TaskModel):
             UserError: If they have no masked language model head.
         """
         check_head(pretrained)
-        return super().from_weights(pretrained, task, seed=seed, **kwargs)
+        model = super().from_weights(pretrained, task, seed=seed, **kwargs)
+        if not pretrained.has_trained_pooler and not model.task.next_sentence:
+            model.record["has_trained_pooler"] = False
+        return model
 
     def _preprocessed(self, x, y=None, sample_weight=None, factors_C=None):
         if y is not None:

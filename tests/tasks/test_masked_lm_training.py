@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tasks
-from bert_tf import BertConfig, UserError, Vocabulary
+from bert_tf import BertConfig, UserError, Vocabulary, read_pretrained
 from bert_tf.data.masking import keys
 from bert_tf.runs.checkpoints import model_variables
 from bert_tf.text.encoder_inputs import Packed, PackedShape, to_flat, to_packed, to_padded
@@ -54,7 +54,7 @@ def batch_of(create, epoch=0, **options):
 
 
 def test_masks_are_those_of_pretraining(create, vocabulary):
-    """Those of the first texts are written out; the last text has 10 tokens and 2 masks."""
+    """MASKED was computed by hand, with SplitMix64 in Python's integers."""
     inputs, labels, weights = batch_of(create)
     splits, counts = inputs["row_splits"], weights["masked_lm"].sum(axis=1).astype(int)
     # 15% of all tokens, rounded, but at least one.
@@ -70,10 +70,18 @@ def test_masks_are_those_of_pretraining(create, vocabulary):
                 positions.tolist(),
             )
         )
-    assert found[:4] == FIRST and found[-1] == LAST
+    assert {row: found[row] for row in MASKED} == MASKED
 
 
-FIRST, LAST = [], None
+# Of row 0 another token took the place of "is", of row 7 that of "app".
+MASKED = {
+    0: ("the bill open", ["is"], [3]),
+    1: ("[MASK] the bill is", ["open"], [1]),
+    2: ("not open [MASK] bill is", ["the"], [3]),
+    3: ("does [MASK] open the bill is", ["not"], [2]),
+    7: ("high screen broken a does not open [MASK] bill is", ["app", "the"], [4, 8]),
+    15: ("app [MASK] not [MASK] the bill is too high screen", ["does", "open"], [2, 4]),
+}
 
 
 def test_masks_are_a_function_of_seed_epoch_and_row(create):
@@ -106,7 +114,8 @@ def test_of_many_masks_80_percent_are_masked_and_10_percent_kept(vocabulary):
 
 def test_whole_words_are_masked_together(vocabulary):
     un, aff, able, the = (vocabulary[entry] for entry in ("un", "##aff", "##able", "the"))
-    ids = np.tile([2, the, un, aff, able, the, un, aff, able, *[the] * 10, 3], (500, 1))
+    row = np.array([2, the, un, aff, able, the, un, aff, able, *[the] * 10, 3], np.int32)
+    ids = np.tile(row, (500, 1))
     x = {"input_ids": ids, "input_mask": np.ones_like(ids), "segment_ids": np.zeros_like(ids)}
     seen = set()
     for whole in (False, True):
@@ -149,11 +158,9 @@ def test_a_dataset_of_texts_is_masked_by_text_and_epoch(create):
         model._epoch.assign(epoch)
         seen.append(np.concatenate(list(recorded.as_numpy_iterator())))
     assert (seen[0] == seen[1]).all() and (seen[0] != seen[2]).any()
-    before = weights_by_name(model)
+    before = weights_by_name(model)["masked_lm/output_bias"]
     assert set(model.fit(dataset, epochs=1, verbose=0).history) == {"accuracy", "loss"}
-    assert (
-        before["masked_lm/output_bias"] != weights_by_name(model)["masked_lm/output_bias"]
-    ).any()
+    assert (before != weights_by_name(model)["masked_lm/output_bias"]).any()
 
 
 def weights_by_name(model):
@@ -196,8 +203,8 @@ def test_fit_and_train_are_equal_and_leave_the_next_sentence_head(create, tmp_pa
     last = weights_of(source.run)
     for name, values in before.items():
         kept = name.startswith(("bert/pooler", "next_sentence"))
-        assert np.array_equal(after[name], values) == kept, name
         if not name.startswith("dropout"):
+            assert np.array_equal(after[name], values) == kept, name
             np.testing.assert_allclose(after[name], last[name], rtol=0, atol=1e-6, err_msg=name)
     assert set(history.history) == {
         *("loss", "accuracy", "val_loss", "val_accuracy", "val_perplexity")
@@ -205,6 +212,17 @@ def test_fit_and_train_are_equal_and_leave_the_next_sentence_head(create, tmp_pa
     loaded = tasks.load_model(tmp_path / "run")
     assert loaded.task == trained.task and not (tmp_path / "run" / "task.json").exists()
     assert loaded.evaluate(TEXTS[:6], verbose=0)["loss"] == pytest.approx(min(losses), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_same_masks_and_losses(create):
+    model, compiled = create(), create()
+    compiled.compile(jit_compile=True)
+    expected, found = (one.evaluate(TEXTS, verbose=0) for one in (model, compiled))
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    kernel = compiled.encoder.pooler.kernel.numpy()
+    assert np.isfinite(compiled.fit(TEXTS, batch_size=4, epochs=1, verbose=0).history["loss"][0])
+    np.testing.assert_array_equal(compiled.encoder.pooler.kernel, kernel)
 
 
 @pytest.mark.medium
@@ -217,7 +235,7 @@ def test_train_resumes_with_the_same_bits_and_only_with_the_same_options(
         stop_at(patch, 7)
         with pytest.raises(Interrupted):
             create().train(TEXTS, **settings)
-    with pytest.raises(UserError, match="whole_word_mask: was false when .* is now true"):
+    with pytest.raises(UserError, match="whole_word_mask: was False when .* is now True"):
         create(whole_word_mask=True).train(TEXTS, **settings)
     lines = []
     model = create()
@@ -235,7 +253,10 @@ def test_a_run_is_converted_with_the_heads_of_its_start(
     tmp_path, config, vocabulary, parts, architecture
 ):
     weights = small.random_weights(config, parts=parts)
-    PretrainedWeights(config, vocabulary, weights, "random").save(tmp_path / "start")
+    start = PretrainedWeights(
+        config, vocabulary, weights, "random", has_trained_pooler=parts == BOTH
+    )
+    start.save(tmp_path / "start")
     model = tasks.MaskedLanguageModel.from_pretrained(tmp_path / "start", max_seq_length=12)
     model.train(TEXTS, output_dir=tmp_path / "run", global_batch_size=10, epochs=1)
     path = converted(tmp_path / "run", tmp_path / "out", format="huggingface")
@@ -243,6 +264,7 @@ def test_a_run_is_converted_with_the_heads_of_its_start(
     found = tasks.load_model(path).fill_masks("the [MASK] is high", top_k=2)
     assert found[0]["token"] == model.fill_masks("the [MASK] is high", top_k=2)[0]["token"]
     assert tasks.load_model(tmp_path / "run").task.max_seq_length == 12
+    assert read_pretrained(tmp_path / "run").has_trained_pooler == (parts == BOTH)
 
 
 def test_labels_and_batches_of_other_heads_are_refused_in_one_line(create):
