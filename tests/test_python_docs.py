@@ -95,6 +95,12 @@ def test_the_snippet_of_anomaly_detection_runs(namespace):
     assert namespace["model"].task.threshold > 0
 
 
+@pytest.mark.medium
+def test_the_snippet_of_domain_adaptation_runs(namespace):
+    run(snippets(read("docs/domain-adaptation.md")), namespace)
+    assert namespace["model"].record["origin"].startswith("run ADAPTED/")
+
+
 def test_the_snippet_of_data_formats_unescapes_texts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small.write_rows(tmp_path / "raw.csv", [("AT&amp;T, &quot;new&quot;", "a&amp;b")])

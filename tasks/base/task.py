@@ -29,7 +29,7 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.base.plots import Plot
 from tasks.base.task_types import TASK_TYPES, imported, read_rows_of, task_type
-from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.examples import Arrays, Draw, EncodedExamples, Examples, Tensors
 from tasks.data.labels import LabelSpace
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import columns_of
@@ -505,6 +505,17 @@ class Task(abc.ABC):
         labels: np.ndarray = np.array(examples.labels, self.label_dtype)
         return {name: labels}, {name: np.ones(len(labels), np.float32)}
 
+    def draw(self, vocabulary: Vocabulary, length: int) -> Draw | None:
+        """Return the function that draws inputs, labels and weights anew in each epoch.
+
+        By default `None`: labels are `targets`.
+
+        Args:
+            vocabulary: Vocabulary of the ids.
+            length: Tokens of the longest sequence.
+        """
+        return None
+
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Return one warning per kind of label that cannot be encoded or scored."""
         return []
@@ -595,6 +606,10 @@ class Task(abc.ABC):
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return the metrics of all examples of a dataset, by name."""
         raise NotImplementedError
+
+    def metrics_of_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics that follow from the mean losses of the outputs; by default none."""
+        return {}
 
     def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Any]:
         """Return tables that an evaluation reports in addition to metrics, as lists by name."""

@@ -78,18 +78,16 @@ class Evaluator:
                 self.on_labels(numbers, labels, weights, outputs)
 
         outputs = self.outputs(encoded, on_batch=add_losses)
-        loss = sum(
-            total / max(weight, 1e-12) * self.loss_weights.get(name, 1.0)
-            for name, (total, weight) in sums.items()
-        )
+        means = {name: float(total / max(weight, 1e-12)) for name, (total, weight) in sums.items()}
+        loss = sum(mean * self.loss_weights.get(name, 1.0) for name, mean in means.items())
         # As in training; those of `add_loss` are part of the calls in a graph.
         of_weights = [
             float(tf.reduce_sum(variable.regularizer(variable)))
             for variable in self.model.trainable_variables
             if variable.regularizer is not None
         ]
-        loss = float(loss) + sum(of_weights)
-        return {**self.task.metrics(encoded, outputs), "loss": loss}, outputs
+        of_task = self.task.metrics(encoded, outputs) | self.task.metrics_of_losses(means)
+        return {**of_task, "loss": loss + sum(of_weights)}, outputs
 
     def outputs(
         self,

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from bert_tf.errors import UserError
 from bert_tf.system.scalars import to_python
-from bert_tf.train.losses import WeightedMean, compares_examples, is_correct
+from bert_tf.train.losses import FunctionLoss, WeightedMean, compares_examples, is_correct
 from bert_tf.train.optimizer import AdamW, FitSchedule
 from bert_tf.train.step import OWN_LOSSES, batch_counter, innermost
 from tasks.base.task import Task
@@ -171,7 +171,7 @@ def _by_output(task, outputs, argument, given):
 def _metric(task, output, argument, metric):
     if isinstance(metric, str):
         if metric in ("accuracy", "acc") and output in task.accuracies:
-            return LabelAccuracy()
+            return LabelAccuracy(has_classes=task.has_classes)
         known = "'accuracy' or " if output in task.accuracies else ""
         raise UserError(
             f"{argument}={metric!r:.80}: expected {known}an object{_example('metrics', metric)}; "
@@ -278,18 +278,60 @@ class LossMeans(keras.metrics.Metric):
         return {"loss": loss, **{f"{name}_loss": mean for name, mean in terms.items()}}
 
 
+class LossOfIds(keras.losses.Loss):
+    """Loss of one-hot labels, such as `CategoricalCrossentropy(label_smoothing=0.1)`, of ids too.
+
+    Args:
+        loss: The loss.
+    """
+
+    def __init__(self, loss: keras.losses.Loss) -> None:
+        super().__init__(name=loss.name, reduction=loss.reduction)
+        self.loss = loss
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Return the loss of each row; ids `(B,)` become one-hot rows `(B, C)`."""
+        if y_true.shape.rank < y_pred.shape.rank:
+            y_true = tf.one_hot(tf.cast(y_true, tf.int32), y_pred.shape[-1])
+        return self.loss.call(y_true, y_pred)
+
+
+def for_step(loss: Any) -> keras.losses.Loss:
+    """Return a loss of `compile` as the train step calls it, with ids of labels."""
+    if isinstance(
+        loss, keras.losses.CategoricalCrossentropy | keras.losses.CategoricalFocalCrossentropy
+    ):
+        return LossOfIds(loss)
+    return loss if isinstance(loss, keras.losses.Loss) else FunctionLoss(loss)
+
+
 @keras.saving.register_keras_serializable("bert_tf")
 class LabelAccuracy(keras.metrics.MeanMetricWrapper):
     """Weighted fraction of correct labels, from logits.
 
-    One logit is the second of two labels; more are one label each. Multi-hot labels have one
-    decision per logit.
+    One logit is the second of two labels; more are one label each.
+
+    Args:
+        name: Name of the metric.
+        dtype: As in Keras.
+        has_classes: Whether labels `(B, C)` are one-hot; otherwise they are multi-hot, with one
+            decision per logit.
     """
 
-    def __init__(self, name: str = "accuracy", dtype: Any = None) -> None:
+    def __init__(
+        self, name: str = "accuracy", dtype: Any = None, has_classes: bool = False
+    ) -> None:
         super().__init__(is_correct, name=name, dtype=dtype)
+        self.has_classes = has_classes
         self._direction = "up"  # Read by callbacks of Keras.
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Add a batch of labels, logits and weights."""
+        y_true = tf.convert_to_tensor(y_true)
+        if self.has_classes and y_true.shape.rank == 2 and y_true.shape[1] != 1:
+            y_true = tf.argmax(y_true, axis=1)
+        super().update_state(y_true, y_pred, sample_weight)
 
     def get_config(self) -> dict[str, Any]:
         """Return the Keras config."""
-        return {"name": self.name, "dtype": self.dtype}
+        return {"name": self.name, "dtype": self.dtype, "has_classes": self.has_classes}

@@ -156,7 +156,8 @@ def _check_start(model, run):
 
 def _dev_examples(task, dev):
     """Return the examples of each dev data."""
-    several = dev if isinstance(dev, list) else [] if dev is None else [dev]
+    is_several = isinstance(dev, list) and not any(isinstance(one, str) for one in dev)
+    several = dev if is_several else [] if dev is None else [dev]
     try:
         return [evaluation_examples(task, one) for one in several]
     except UserError as error:

@@ -38,7 +38,7 @@ from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train import compilation
 from bert_tf.train.compilation import is_accelerated, is_default
 from bert_tf.train.distribution import DTYPE_POLICIES, distribute, warn_of_float16
-from bert_tf.train.losses import FunctionLoss, compares_examples
+from bert_tf.train.losses import compares_examples
 from bert_tf.train.optimizer import AdamBase
 from bert_tf.train.step import TrainStep
 from bert_tf.weights import heads
@@ -58,6 +58,7 @@ from tasks.model.compile_arguments import (
     check_outputs,
     copy_of,
     factors_by_output,
+    for_step,
     losses_by_output,
     metrics_by_output,
     optimizer_of,
@@ -647,10 +648,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         self.loss_means.loss_weights = factors_by_output(losses, loss_weights)
         self._step = TrainStep(
             self,
-            {
-                name: given if isinstance(given, keras.losses.Loss) else FunctionLoss(given)
-                for name, given in losses.items()
-            },
+            {name: for_step(given) for name, given in losses.items()},
             self.optimizer,
             strategy,
             self.seed,

@@ -33,7 +33,7 @@ from tasks.base import plots
 from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples, stacked
 from tasks.graph.evaluation import Evaluator
-from tasks.graph.run_checkpoint import RunCheckpoint, task_at
+from tasks.graph.run_checkpoint import PRETRAINED, RunCheckpoint, task_at
 from tasks.training.distillation import Distillation
 from tasks.training.settings import TrainingSettings, parse_best_metric
 
@@ -76,6 +76,11 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.log_wait = self.log
+        # The contents of task.json. A run of the pretraining heads has none.
+        self.task_values: dict[str, Any] | None = self.task.to_dict()
+        if self.task.kind == PRETRAINED:
+            unsaved = {name: value for name, value in self.task_values.items() if name != "kind"}
+            self.task_values, self.recorded = None, {**self.recorded, **unsaved}
         if self.settings.deterministic:
             compilation.make_deterministic()
         self.is_compiled = compilation.resolve(self.settings.compile, self.strategy)
@@ -113,7 +118,7 @@ class TrainingRun:
         run = open_run(self.strategy, self.output_dir, self.log_wait)
         if run.task:  # With the fields that were added since it was written.
             run.task = task_from_dict(run.task).to_dict()
-        run.check_resumable(self.recorded, self.task.to_dict(), defaults(type(self.settings)))
+        run.check_resumable(self.recorded, self.task_values, defaults(type(self.settings)))
         # Not the paths, since the files may have been moved.
         if [*run.train.get("data", {}).values()] != [*self.digests.values()]:
             raise UserError(
@@ -169,7 +174,7 @@ class TrainingRun:
             self.distillation.teacher.check_size(task.vector_size(model.encoder.config))
             distilled = self.distillation.distilled(encoded, unlabelled, run, log)
             losses = self.distillation.losses(distilled)
-        best_metric, factor = task.best_metric, 1
+        best_metric, factor = parse_best_metric(task.best_metric, [task.best_metric])
         if settings.best_metric is not None:
             known = evaluator.metrics(encoded_devs[0])
             best_metric, factor = parse_best_metric(settings.best_metric, known)
@@ -309,9 +314,8 @@ class TrainingRun:
         if self.distillation:
             entries["teacher"] = self.distillation.teacher.record
         if is_chief(self.strategy):
-            task = self.task.to_dict()
             config = pipeline.model.encoder.config
-            Run.create(self.output_dir, config, pipeline.vocabulary, entries, task)
+            Run.create(self.output_dir, config, pipeline.vocabulary, entries, self.task_values)
         return open_run(self.strategy, self.output_dir, self.log_wait)
 
     def _is_finished(self, run, num_train_steps):

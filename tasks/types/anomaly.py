@@ -193,11 +193,11 @@ class FeatureExamples(EncodedExamples):
         with tf.device(HOST):
             return tf.constant(vectors_SH)
 
-    def _labelled_batches(self, rows, batch_size):
+    def _labelled_batches(self, rows, batch_size, seed):
         """Return batches to train on; a new head starts as the PCA of the features."""
         if self.evaluator.model.is_new:
             self.evaluator.model.adapt(self.vectors_SH)
-        return super()._labelled_batches(rows, batch_size)
+        return super()._labelled_batches(rows, batch_size, seed)
 
     def _inputs(self, batch_size):
         vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
