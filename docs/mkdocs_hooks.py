@@ -68,6 +68,7 @@ NAVIGATION = {
     ],
     "Python": [
         "docs/python.md",
+        "docs/labels.md",
         "docs/keras.md",
         "docs/fit-or-train.md",
         "docs/large-data.md",

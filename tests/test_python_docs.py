@@ -76,6 +76,11 @@ def test_the_snippets_of_fit_or_train_run(namespace, tmp_path):
     assert (tmp_path / "RUN" / "checkpoints").is_dir()
 
 
+@pytest.mark.medium
+def test_the_snippets_of_labels_run(namespace):
+    run(snippets(read("docs/labels.md")), namespace)
+
+
 @pytest.mark.slow
 def test_the_snippets_of_large_data_run(namespace):
     run(snippets(read("docs/large-data.md")), namespace)

@@ -131,6 +131,8 @@ class LabelSpace:
                 message contains "UserError: ".
         """
         count = len(self.labels)
+        if y.shape.rank is None:
+            y = tf.ensure_shape(y, [None])
         if y.shape.rank == 2 and y.shape[1] == 1:
             y = y[:, 0]
         if y.shape.rank == 2 and y.shape[1] == count and y.dtype != tf.string:
@@ -138,7 +140,7 @@ class LabelSpace:
             sums_B = tf.reduce_sum(hot_BC, axis=1)
             with check_batch(sums_B == 1, sums_B, "1 as the sum of a one-hot row"):
                 return tf.argmax(hot_BC, axis=1, output_type=tf.int32)
-        if y.shape.rank not in (1, None):
+        if y.shape.rank != 1:
             raise UserError(
                 f"y: expected labels (B,), or one-hot rows (B, {count}), received {y.shape}"
             )
@@ -185,7 +187,7 @@ class LabelSpace:
         return (integers[..., tf.newaxis] == known_C) & is_whole[..., tf.newaxis]
 
     def factors(self, class_weight: Any) -> np.ndarray:
-        """Return a dict of loss weights by label as float32 `(C,)`, 1 of labels that it lacks.
+        """Return a dict of loss weights by label as float64 `(C,)`, 1 of labels that it lacks.
 
         Raises:
             UserError: If it is no dict, a label is none or given twice, or a weight is no number.
@@ -194,7 +196,7 @@ class LabelSpace:
             raise UserError(
                 f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
             )
-        factors_C, given = np.ones(len(self.labels), np.float32), dict[int, Any]()
+        factors_C, given = np.ones(len(self.labels)), dict[int, Any]()
         for label, weight in class_weight.items():
             try:
                 number = self.id_of(to_python(label))

@@ -264,7 +264,7 @@ def _weights(task, labels, sample_weight, class_weight):
 
 
 def class_factors(task: Task, class_weight: Any) -> np.ndarray:
-    """Return class_weight, given by label name or id, as float32 `(C,)`.
+    """Return class_weight, given by label name or id, as float64 `(C,)`.
 
     Raises UserError if the task has no classes, or a label or weight is wrong.
     """

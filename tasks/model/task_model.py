@@ -460,14 +460,14 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         return self._served("serving_default", x, batch_size, verbose, steps, callbacks)
 
     def _served(
-        self, signature, x, batch_size=None, verbose="auto", steps=None, callbacks=None, **more
+        self, signature, x, batch_size=None, verbose="auto", steps=None, callbacks=None, *, more=()
     ):
-        """Return the outputs of a signature for strings; `more` are inputs for all rows."""
+        """Return the outputs of a signature for strings; `more` are inputs of all rows by name."""
         _check_no_callbacks(callbacks)
         batch_size = positive("batch_size", ROWS_PER_CALL if batch_size is None else batch_size)
         columns = self._columns(first_batches(x, steps))
         count = len(next(iter(columns.values())))
-        columns |= {name: [value] * count for name, value in more.items()}
+        columns |= {name: [value] * count for name, value in dict(more).items()}
         self._warn_if_untrained()
         progress = _progress(count, batch_size, verbose)
         return self.serving.call(signature, columns, batch_size, progress)
@@ -791,6 +791,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             validate = functools.partial(self._validate, encoded_dev, size, callbacks)
         with training_errors(self):
             history = super().fit(
+                data.pop("x"),
                 **data,
                 epochs=epochs or (1 if is_ids else self.fit_defaults["epochs"]),
                 verbose=verbose,

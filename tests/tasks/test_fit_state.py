@@ -711,16 +711,6 @@ def test_weights_that_are_loaded_in_part_end_what_was_tuned(directory, tmp_path,
     assert model.task.temperature is None
 
 
-def test_a_head_that_a_file_does_not_fit_is_still_new(directory, tmp_path):
-    model, path = create(directory), tmp_path / "head.weights.h5"
-    for labels, is_new in (([*LABELS, "other"], True), (LABELS, False)):
-        other = TextClassifier.from_pretrained(directory, labels=labels, max_seq_length=12, seed=1)
-        other.has_new_head = False
-        other.save_weights(path)
-        model.load_weights(path, skip_mismatch=True)
-        assert model.has_new_head == is_new
-
-
 @pytest.mark.medium
 def test_weights_that_a_callback_restores_are_those_of_the_fit(directory):
     stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)

@@ -71,6 +71,7 @@ def test_tasks_can_be_saved(kind):
     class Pretrained:
         config = BertConfig(vocab_size=9)
         task = run_task = embedder = unsupported_embedder = None
+        has_trained_pooler = True
 
     of_kind = task_class(kind)  # Its import defines the model.
     (model,) = (one for one in TaskModel.__subclasses__() if one.task_class is of_kind)

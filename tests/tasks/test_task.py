@@ -34,4 +34,4 @@ def test_a_pretrained_run_is_not_trained_as_a_task():
     task = MaskedLmTask(max_seq_length=8)
     with pytest.raises(NotImplementedError):
         task.best_metric  # noqa: B018
-    assert task.tunable_fields == ()
+    assert not task.tunable_fields

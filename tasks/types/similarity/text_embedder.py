@@ -903,7 +903,9 @@ class TextEmbedder(TaskModel):
         text = self.task.prompt_text(prompt)
         if len(self.task.input_names) > 1:
             raise UserError(f"prompt={prompt!r:.80}: expected none with pairs")
-        return self._served("with_prompt", x, batch_size, prompt=text, **kwargs)["embedding"]
+        return self._served("with_prompt", x, batch_size, more={"prompt": text}, **kwargs)[
+            "embedding"
+        ]
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
         """Return the similarity of each vector of `a` to each of `b`, float32 `(N, M)`.
