@@ -791,7 +791,6 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             validate = functools.partial(self._validate, encoded_dev, size, callbacks)
         with training_errors(self):
             history = super().fit(
-                data.pop("x"),
                 **data,
                 epochs=epochs or (1 if is_ids else self.fit_defaults["epochs"]),
                 verbose=verbose,

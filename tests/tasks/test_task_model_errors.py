@@ -93,14 +93,14 @@ WRONG_LABELS = {
     "unknown": ([*NAMES[:8], "spam"], "y[8]: label 'spam': expected one of billing, hardware, so"),
     "unknown id": (
         [*range(9)],
-        "y[3]: label 3: expected one of billing, hardware, software, or an id from 0 to 2",
+        "y[3]: label 3: expected one of billing, hardware, software, or an",
     ),
     "missing": (None, "y: expected one label per row, received none"),
     "too few": (NAMES[:8], "y: expected 9 labels, one per row of x, received 8"),
     "one string": ("billing", "y: expected a list, received the string 'billing'; put it into"),
     "missing value": (
         [None] * 9,
-        "y[0]: label None: expected no missing value; drop rows without label",
+        "y[0]: label None: expected no missing value; drop rows wi",
     ),
     "list": ([["billing"]] * 9, "y[0]: row ['billing']: expected 3 values, one per label, 0 or 1"),
     "set": (set(LABELS), "y: expected a list, a NumPy array or a pandas column, received set"),
