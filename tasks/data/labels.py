@@ -133,12 +133,14 @@ class LabelSpace:
         count = len(self.labels)
         if y.shape.rank == 2 and y.shape[1] == 1:
             y = y[:, 0]
+        if y.shape.rank is None:  # A generator need not tell its shapes.
+            y = tf.ensure_shape(y, [None])
         if y.shape.rank == 2 and y.shape[1] == count and y.dtype != tf.string:
             hot_BC = _as_bits(y)
             sums_B = tf.reduce_sum(hot_BC, axis=1)
             with check_batch(sums_B == 1, sums_B, "1 as the sum of a one-hot row"):
                 return tf.argmax(hot_BC, axis=1, output_type=tf.int32)
-        if y.shape.rank not in (1, None):
+        if y.shape.rank != 1:
             raise UserError(
                 f"y: expected labels (B,), or one-hot rows (B, {count}), received {y.shape}"
             )
