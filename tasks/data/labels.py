@@ -135,6 +135,8 @@ class LabelSpace:
             y = tf.ensure_shape(y, [None])
         if y.shape.rank == 2 and y.shape[1] == 1:
             y = y[:, 0]
+        if y.shape.rank is None:  # A generator need not tell its shapes.
+            y = tf.ensure_shape(y, [None])
         if y.shape.rank == 2 and y.shape[1] == count and y.dtype != tf.string:
             hot_BC = _as_bits(y)
             sums_B = tf.reduce_sum(hot_BC, axis=1)

@@ -541,10 +541,10 @@ def test_each_fit_draws_the_orders_of_its_epochs(directory, monkeypatch):
     """A function of seed and epoch alone, whatever was trained before."""
     model = TextRegressor.from_pretrained(directory, max_seq_length=12)
 
-    def keras_fit(model, batches, callbacks, initial_epoch, epochs, **options):
+    def keras_fit(model, x, callbacks, initial_epoch, epochs, **options):
         for epoch in range(initial_epoch, epochs):
             callbacks[0].epoch.assign(epoch)
-            orders.append(np.concatenate([y["value"] for _, y, _ in batches]).tolist())
+            orders.append(np.concatenate([y["value"] for _, y, _ in x]).tolist())
 
     monkeypatch.setattr(keras.Model, "fit", keras_fit)
     orders = []
@@ -562,7 +562,7 @@ def test_a_fit_after_a_resumed_one_starts_at_its_own_epoch(directory, monkeypatc
     """BackupAndRestore sets the epoch to resume at, which Keras never resets."""
     epochs, model = [], create(directory)
 
-    def keras_fit(model, *rows, **options):
+    def keras_fit(model, **options):
         epochs.append(model._initial_epoch)
         model._initial_epoch = 2
 

@@ -71,7 +71,7 @@ def test_a_table_of_multi_hot_labels_is_matched_by_name(weights, table):
     y = pandas.DataFrame([[1, 0], [0, 1]], columns=[0, 1])
     assert examples_of(two.task, ROWS[:2], y).labels == [(1,), (0,)]
     for wrong in (one_hot.astype(float) / 2, one_hot.astype("Int64").where(one_hot)):
-        with pytest.raises(UserError, match=r"y\[0\]: row .*: expected 3 values, one per label"):
+        with pytest.raises(UserError, match="expected 3 values, one per label, 0 or 1"):
             examples_of(model.task, table["text"], wrong)
 
 
@@ -92,7 +92,9 @@ def test_messages_about_tables_have_one_line_and_name_columns(model, weights, ta
         "y: expected a table with the columns billing, hardware, software, received billing": (
             lambda: create_multi_label(weights, LABELS).evaluate(ROWS, one_hot[["billing"]])
         ),
-        "pass sorted(set(y))": lambda: create_multi_label(weights, pandas.Series(["a", "b", "a"])),
+        "labels: expected each label once, received 3 values": lambda: create_multi_label(
+            weights, pandas.Series(["a", "b", "a"])
+        ),
         "class_weight: expected a dict": lambda: model.fit(ROWS, NAMES, class_weight=numbers),
         "seed=0    1.0 1    2.0 dtype: float64: expected an integer": lambda: (
             tasks.TextRegressor.from_pretrained(weights, seed=numbers)
@@ -130,8 +132,8 @@ def test_a_shuffled_dataset_is_drawn_anew_in_each_epoch(model, monkeypatch):
     dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).shuffle(9999, seed=0).batch(4)
     received = []
 
-    def keras_fit(model, batches, **options):
-        received.extend(np.concatenate([y["label"] for _, y, _ in batches]) for _ in range(2))
+    def keras_fit(model, x, **options):
+        received.extend(np.concatenate([y["label"] for _, y, _ in x]) for _ in range(2))
 
     monkeypatch.setattr(keras.Model, "fit", keras_fit)
     model.fit(dataset, epochs=2)

@@ -35,9 +35,9 @@ def batches_of_fit(model, x, y=None, **arguments):
     """Return the batches (token ids, labels, weights) that Keras receives in an epoch of `fit`."""
     found = []
 
-    def keras_fit(model, dataset, **options):
+    def keras_fit(model, x, **options):
         steps = options.get("steps_per_epoch")
-        for batch in itertools.islice(dataset, steps):
+        for batch in itertools.islice(x, steps):
             found.append(tf.nest.map_structure(lambda values: values.numpy(), batch))
 
     with mock.patch.object(keras.Model, "fit", keras_fit):
@@ -224,7 +224,7 @@ WRONG = {
     "sample_weight: expected numbers >= 0": lambda data: data.map(
         lambda x, y: (x, y, [1, 1, 1, -1])
     ),
-    "y: received 0.5, expected one of billing": lambda data: data.map(
+    "y: received 0.500000, expected one of billing": lambda data: data.map(
         lambda x, y: (x, tf.fill(tf.shape(x), 0.5))
     ),
     "y: received spam, expected one of billing, hardware, software": lambda data: data.map(
