@@ -131,8 +131,6 @@ class LabelSpace:
                 message contains "UserError: ".
         """
         count = len(self.labels)
-        if y.shape.rank is None:
-            y = tf.ensure_shape(y, [None])
         if y.shape.rank == 2 and y.shape[1] == 1:
             y = y[:, 0]
         if y.shape.rank is None:  # A generator need not tell its shapes.
