@@ -561,8 +561,14 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         Raises:
             UserError: If rows of the task may have several sequences, or labels need the tokens.
         """
+        return self._preprocessed(x, y, sample_weight)
+
+    def _preprocessed(self, x, y=None, sample_weight=None, factors_C=()):
+        """Do what `preprocess` does; `factors_C` are loss weights by label."""
         length = self.preprocessor.task.max_seq_length if self._is_compiled else None
-        return to_token_ids(self.preprocessor, x, y, sample_weight, length=length)
+        return to_token_ids(
+            self.preprocessor, x, y, sample_weight, factors_C=factors_C, length=length
+        )
 
     # Training.
 
@@ -868,11 +874,10 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             raise UserError("x: expected batches (x, y) or (x, y, sample_weight) in the dataset")
         task = self.preprocessor.task
         factors_C = () if class_weight is None else class_factors(task, class_weight)
-        length = task.max_seq_length if self._is_compiled else None
 
         @tf.autograph.experimental.do_not_convert
         def to_ids(*batch):
-            return to_token_ids(self.preprocessor, *batch, factors_C=factors_C, length=length)
+            return self._preprocessed(*batch, factors_C=factors_C)
 
         dataset = dataset.map(to_ids, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return dataset.prefetch(tf.data.AUTOTUNE)

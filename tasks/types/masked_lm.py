@@ -327,11 +327,11 @@ class MaskedLanguageModel(TaskModel):
         """
         check_head(pretrained)
         model = super().from_weights(pretrained, task, seed=seed, **kwargs)
-        if not pretrained.has_trained_pooler and not model.task.next_sentence:
+        if not pretrained.has_trained_pooler and "next_sentence" not in model.task.losses:
             model.record["has_trained_pooler"] = False
         return model
 
-    def _preprocessed(self, x, y=None, sample_weight=None, factors_C=None):
+    def _preprocessed(self, x, y=None, sample_weight=None, factors_C=()):
         if y is not None:
             raise UserError("x: expected a dataset of texts without labels, which are tokens of x")
         inputs = super()._preprocessed(x)
@@ -348,8 +348,8 @@ class MaskedLanguageModel(TaskModel):
         )
         return dataset.prefetch(tf.data.AUTOTUNE)
 
-    def _checked(self, data):
-        spec = data.element_spec if isinstance(data, tf.data.Dataset) else None
+    def _checked(self, x, y=None, sample_weight=None):
+        spec = x.element_spec if isinstance(x, tf.data.Dataset) else None
         if isinstance(spec, tuple) and isinstance(spec[1], Mapping):
             if set(spec[1]) != set(self.task.losses):
                 raise UserError(
@@ -357,7 +357,7 @@ class MaskedLanguageModel(TaskModel):
                     f"{', '.join(self.task.losses)}; next_sentence=True of from_pretrained trains "
                     "next sentence prediction, too"
                 )
-        return super()._checked(data)
+        return super()._checked(x, y, sample_weight)
 
     def fill_masks(self, text: str, top_k: int = 5) -> list[Candidates]:
         """Return the `top_k` most probable tokens at each "[MASK]" of a text, best first.
