@@ -327,7 +327,7 @@ class MaskedLanguageModel(TaskModel):
         """
         check_head(pretrained)
         model = super().from_weights(pretrained, task, seed=seed, **kwargs)
-        if not pretrained.has_trained_pooler and not model.task.next_sentence:
+        if not pretrained.has_trained_pooler and "next_sentence" not in model.task.losses:
             model.record["has_trained_pooler"] = False
         return model
 
