@@ -51,6 +51,7 @@ OTHER_NAMES = {
     "fit-or-train.md",
     "gpu.md",
     "keras.md",
+    "labels.md",
     "large-data.md",
     "performance.md",
     "python.md",

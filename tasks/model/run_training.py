@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
@@ -17,9 +17,6 @@ from tasks.model.labelled_rows import evaluation_examples, examples_of, inputs_o
 from tasks.training.distillation import Distillation, Teacher, model_teacher, read_teacher
 from tasks.training.settings import TrainingSettings, recorded
 from tasks.training.training_run import TrainingRun, digests_of
-
-if TYPE_CHECKING:
-    from tasks.model.task_model import TaskModel
 
 _UNFINISHED = ", unfinished"
 # The origin of weights as `load_model` or `train` left them.
@@ -34,17 +31,17 @@ _SETTINGS = tuple(
 
 @names_lost_worker
 def train(
-    model: TaskModel,
+    model: Any,
     x: Any,
     y: Any,
     dev: Any,
     output_dir: str | os.PathLike[str],
-    teacher: str | os.PathLike[str] | TaskModel | None,
+    teacher: Any,
     unlabelled: Any,
     log: Callable[[str], None],
     settings: Mapping[str, Any],
 ) -> None:
-    """Train a model, or resume; arguments and errors as of `TaskModel.train`."""
+    """Train a `TaskModel`, or resume; arguments and errors as of its method `train`."""
     if is_token_ids(x):
         raise UserError("x: expected strings, received token ids; use fit")
     settings = dict(settings)

@@ -45,7 +45,7 @@ from bert_tf.weights import heads
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
 from tasks.base.task_types import default_settings, task_type
-from tasks.data.examples import EncodedExamples
+from tasks.data.examples import EncodedExamples, Examples
 from tasks.data.readers.memory import columns_of, without_axis
 from tasks.graph.evaluation import Evaluator
 from tasks.graph.heads import EncoderModel
@@ -792,7 +792,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         encoded_dev, validate = None, None
         if dev is not None:
             task, evaluator = self.preprocessor.task, self.evaluator(size)
-            encoded_dev = task.training_data(self._encode(dev), evaluator)
+            encoded_dev = task.training_data(self.encode_examples(dev), evaluator)
             _warn(encoded_dev.token_counts.warnings("validation rows"))
             validate = functools.partial(self._validate, encoded_dev, size, callbacks)
         with training_errors(self):
@@ -888,7 +888,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         selected = task.select_training_examples(examples)
         if not len(selected):
             raise UserError("x: expected at least one row to train on, received none")
-        encoded = task.training_data(self._encode(selected), self.evaluator())
+        encoded = task.training_data(self.encode_examples(selected), self.evaluator())
         lines = [f"x: {line}" for line in task.label_warnings(encoded)]
         num_unused = len(examples) - len(selected)
         if num_unused and task.fault_of_unused:
@@ -919,7 +919,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
 
         return with_num_steps(distribute(of_process, strategy, is_compiled), steps_per_epoch)
 
-    def _encode(self, examples):
+    def encode_examples(self, examples: Examples) -> EncodedExamples:
+        """Tokenize examples of the task, in the layout of the device."""
         is_compiled = self._is_compiled
         layout = compilation.layout(is_compiled, self.distribute_strategy)
         return EncodedExamples.encode(examples, self.serving.pipeline, layout, is_compiled)
@@ -1055,7 +1056,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
     def _evaluation_rows(self, x, y, sample_weight=None):
         if isinstance(x, EncodedExamples):
             return x
-        return self._encode(unweighted(examples_of(self.task, x, y, sample_weight)))
+        return self.encode_examples(unweighted(examples_of(self.task, x, y, sample_weight)))
 
     @argument_names()
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_messages_about_tables_have_one_line_and_name_columns(model, weights, ta
         "seed=0    1.0 1    2.0 dtype: float64: expected an integer": lambda: (
             tasks.TextRegressor.from_pretrained(weights, seed=numbers)
         ),
-        "expected one of billing": lambda: model.evaluate(ROWS[:1], [np.zeros((30, 1))]),
+        "expected 3 values, one per label": lambda: model.evaluate(ROWS[:1], [np.zeros((30, 1))]),
     }.items():
         with pytest.raises(UserError) as raised:
             call()

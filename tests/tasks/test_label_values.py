@@ -213,7 +213,7 @@ def test_scalars_of_numpy_are_those_of_python():
     assert examples_of(task, list(np.array(["x"] * 3)), y).labels == [2, 0, 1]
     assert examples_of(task, ["x"], [Label.C]).labels == [2]
     weights = class_factors(task, {np.int64(0): np.float32(2), np.str_("c"): 3})
-    assert weights.tolist() == [2.0, 1.0, 3.0] and weights.dtype == np.float32
+    assert weights.tolist() == [2.0, 1.0, 3.0] and weights.dtype == np.float64
     regression = RegressionTask(max_seq_length=8)
     assert examples_of(regression, ["x"], [np.float32(0.5)]).labels == [0.5]
 

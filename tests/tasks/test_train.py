@@ -377,7 +377,8 @@ def test_an_error_before_the_first_step_leaves_the_model_as_it_was(create, tmp_p
             raise ZeroDivisionError
 
     model = create(calibrate=True, frozen_layers=1)
-    tuned = model.preprocessor.task = model.task.with_tuned({"temperature": 2.0})
+    tuned = model.task.with_tuned({"temperature": 2.0})
+    model._set_tuned(tuned)
     before = json.dumps(model.get_config())
     with pytest.raises(ZeroDivisionError):
         model.train(TEXTS, LABELS, output_dir=tmp_path, frozen_layers=0, log=fail, **SETTINGS)
