@@ -35,6 +35,8 @@ DEFAULTS: dict[str, Any] = {
     "epochs": 3,
     "learning_rate": 5e-5,
 }
+# Peak rate of a classifier with a new head on the mean of the tokens (docs/few-rows.md).
+MEAN_POOLING_RATE = 3e-4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from bert_tf.storage import files, paths
 from bert_tf.system.command import check_text, defaults, flag
 from bert_tf.weights import sources
 from tasks.base import task_types
-from tasks.base.task_types import read_file
+from tasks.base.task_types import MEAN_POOLING_RATE, read_file
 from tasks.data.readers.rows import FileRows, as_label, check_good
 from tasks.training.settings import (
     TrainingSettings,
@@ -480,7 +480,17 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         default = field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)
         if field.name == "max_seq_length" and self._dataset.kind == "similarity":
             return self._embedder().get(field.name, default)
+        if field.name == "learning_rate" and self._has_mean_pooling():
+            return MEAN_POOLING_RATE
         return default
+
+    def _has_mean_pooling(self):
+        """Return whether a classifier has a head on the mean of the tokens."""
+        if self._dataset.kind != "classification" or self.pooling is not None:
+            return self._dataset.kind == "classification" and self.pooling == "mean"
+        if Run.has_checkpoint(self.output_dir):
+            return (Run.open(self.output_dir).task or {}).get("pooling") == "mean"
+        return bool(self._embedder())
 
     def _embedder(self):
         """Return the fields of the embedder that training starts from, if it is one."""

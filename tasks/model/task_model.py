@@ -760,6 +760,8 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         if not self.compiled:
             self.compile()
         forget_resumed_epoch(self)
+        size = 64 if validation_batch_size is None else validation_batch_size
+        size = positive("validation_batch_size", size)
         is_ids, dev = is_token_ids(x), None
         if validation_data is not None and not _has_token_ids(validation_data):
             dev = self._dev_rows(validation_data, validation_steps)
@@ -785,9 +787,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         elif isinstance(x, tf.data.Dataset):
             data |= self._dataset_for_keras(**data)
         else:
-            data, dev = self._rows_for_keras(dev, **data)
-        size = 64 if validation_batch_size is None else validation_batch_size
-        size = positive("validation_batch_size", size)
+            data, dev = self._rows_for_keras(dev, size, **data)
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
         encoded_dev, validate = None, None
         if dev is not None:
@@ -829,6 +829,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
     def _rows_for_keras(
         self,
         dev,
+        dev_batch_size,
         x,
         y,
         batch_size,
@@ -843,7 +844,7 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         if dev is None and validation_split:
             examples, dev = split(examples, validation_split)
             self._check_dev(dev, "validation_split")
-        encoded = self._training_rows(examples)
+        encoded = self._training_rows(examples, dev_batch_size)
         batch_size = self._batch_size(batch_size)
         batches = self._distributed(encoded, batch_size, shuffle, steps_per_epoch)
         return {"x": batches, "shuffle": False}, dev
@@ -882,13 +883,13 @@ class TaskModel(ReplicaMetrics, EncoderModel):
         dataset = dataset.map(to_ids, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return dataset.prefetch(tf.data.AUTOTUNE)
 
-    def _training_rows(self, examples):
+    def _training_rows(self, examples, dev_batch_size=64):
         """Return the rows that training uses, encoded; warn of what they lose."""
         task = self.preprocessor.task
         selected = task.select_training_examples(examples)
         if not len(selected):
             raise UserError("x: expected at least one row to train on, received none")
-        encoded = task.training_data(self.encode_examples(selected), self.evaluator())
+        encoded = task.training_data(self.encode_examples(selected), self.evaluator(dev_batch_size))
         lines = [f"x: {line}" for line in task.label_warnings(encoded)]
         num_unused = len(examples) - len(selected)
         if num_unused and task.fault_of_unused:

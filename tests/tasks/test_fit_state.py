@@ -213,7 +213,7 @@ def test_several_steps_per_execution_end_with_the_epoch(no_dropout, mirrored, re
             model = create(no_dropout)
             model.compile(keras.optimizers.SGD(0.1), steps_per_execution=count)
         model.fit(ROWS, NAMES, batch_size=4, epochs=6, verbose=0)
-        assert int(model.optimizer.iterations) == 18
+        assert int(model.optimizer.iterations.numpy()) == 18
         weights.append(weights_of(model))
     for other in weights[1:]:
         assert_equal_weights(weights[0], other, rtol=0, atol=1e-6)
@@ -355,7 +355,7 @@ def test_replicas_evaluate_token_ids_like_strings(no_dropout, mirrored):
     with mirrored.scope():
         model = create(no_dropout)
     model.compile()
-    found = model.evaluate(token_ids(model), IDS[: len(ROWS)], 4, verbose=0)
+    found = model.evaluate(token_ids(model), np.array(IDS[: len(ROWS)]), 4, verbose=0)
     expected = model.evaluate(ROWS, NAMES)
     assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-5)
 
@@ -502,7 +502,7 @@ def test_other_labels_than_those_of_the_weights_warn_with_both_lists(directory, 
 def test_a_fit_that_fails_leaves_the_model_as_it_was(directory):
     model = create(directory, calibrate=True)
     model.fit(ROWS, NAMES, epochs=1, validation_data=(ROWS, NAMES), verbose=0)
-    assert model.record["origin"] == "Hugging Face directory huggingface, trained with fit"
+    assert model.origin == "Hugging Face directory huggingface, trained with fit"
     tuned, before = model.task, weights_of(model)
     assert not tuned.untuned_fields
     for options in (
@@ -716,7 +716,7 @@ def test_weights_that_a_callback_restores_are_those_of_the_fit(directory):
     stop = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
     model = create(directory)
     model.fit(ROWS, NAMES, epochs=1, callbacks=[stop], verbose=0)
-    assert model.record["origin"] == "Hugging Face directory huggingface, trained with fit"
+    assert model.origin == "Hugging Face directory huggingface, trained with fit"
 
 
 def test_predictions_of_an_untuned_model_cause_a_warning(directory):

@@ -41,6 +41,7 @@ from tasks.base.task import (
     described,
     top2_gap,
 )
+from tasks.base.task_types import MEAN_POOLING_RATE
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.labels import LabelSpace
 from tasks.data.readers.glue import GLUE
@@ -681,3 +682,10 @@ class TextClassifier(TaskModel):
         *("labels", "pairs", "truncation", "multi_label", "class_weights", "balanced_sampling"),
         *("focal_gamma", "rare_label", "threshold_objective", "calibrate", "pooling"),
     )
+
+    @property
+    def fit_defaults(self) -> dict[str, Any]:
+        """See `TaskModel.fit_defaults`; a head on the mean of the tokens has a higher rate."""
+        has_mean = self.preprocessor.task.pooling == "mean"
+        rate = {"learning_rate": MEAN_POOLING_RATE} if has_mean else {}
+        return {**super().fit_defaults, **rate}
