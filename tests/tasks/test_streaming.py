@@ -204,6 +204,13 @@ def test_a_dataset_need_not_tell_its_shapes(weights):
     assert_equal_batches(batches_of_fit(model, dataset), found, rtol=0, atol=0)
 
 
+def test_a_dataset_of_equal_batches_has_an_accuracy(weights):
+    """Its labels tell their number, and the token ids do not."""
+    dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).batch(3, drop_remainder=True)
+    history = compiled("TextClassifier", weights).fit(dataset, epochs=1, verbose=0).history
+    assert 0 <= history["accuracy"][0] <= 1
+
+
 WRONG = {
     "x: expected a dataset of batches, received single rows; call batch": lambda data: (
         data.unbatch()
