@@ -43,9 +43,7 @@ def to_token_ids(
     """
     task = preprocessor.task
     columns = named(x, task.input_names)
-    texts = {
-        name: without_axis(tf.convert_to_tensor(values)) for name, values in columns.items()
-    }
+    texts = {name: without_axis(tf.convert_to_tensor(values)) for name, values in columns.items()}
     for name, values in texts.items():
         rank = task.INPUT_RANKS.get(name, 1)
         if values.dtype != tf.string or values.shape.rank not in (rank, None):
