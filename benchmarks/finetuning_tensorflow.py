@@ -84,7 +84,8 @@ def fit(name, data, max_steps):
     """Train with `TextClassifier.fit`."""
     texts, names = columns(name, data)
     labels, length = sorted(set(names)), TASKS[name][0]["max_seq_length"]
-    model = TextClassifier.from_pretrained(WEIGHTS, labels=labels, max_seq_length=length)
+    options = {"labels": labels, "max_seq_length": length, "pooling": "pooled"}
+    model = TextClassifier.from_pretrained(WEIGHTS, **options)
     model.compile(learning_rate=TASKS[name][0]["learning_rate"])
     return _fit(model, texts, names, TASKS[name][0], max_steps)
 

@@ -13,11 +13,12 @@ import own_process
 
 COMPLAINTS = pathlib.Path(__file__).resolve().parents[1] / "examples" / "complaints"
 
-# Settings that several recipes share.
+# Settings that several recipes share. The baselines have the published head of a classifier.
+CLASSIFICATION = {"task": "classification", "pooling": "pooled"}
 SHORT = {"max_seq_length": 64, "global_batch_size": 32, "learning_rate": 1e-4, "epochs": 4}
 TWEETS = {"max_seq_length": 128, "global_batch_size": 32, "learning_rate": 5e-5, "epochs": 3}
 HATE = {
-    "task": "classification",
+    **CLASSIFICATION,
     "text_column": "tweet",
     "label_column": "class",
     "labels": ("0", "1", "2"),
@@ -27,17 +28,17 @@ KIT = {"rare_label": "0", "threshold_objective": "f1", "calibrate": True}
 QUESTIONS = {"max_seq_length": 384, "global_batch_size": 16, "learning_rate": 1e-4, "epochs": 2}
 TASKS = {
     "complaints": (
-        {"task": "classification", **SHORT, "epochs": 5},
+        {**CLASSIFICATION, **SHORT, "epochs": 5},
         str(COMPLAINTS / "train.csv"),
         str(COMPLAINTS / "dev.csv"),
     ),
     "banking77": (
-        {"task": "classification", "label_column": "category", **SHORT},
+        {**CLASSIFICATION, "label_column": "category", **SHORT},
         "banking77/train.csv",
         "banking77/test.csv",
     ),
     "clinc150": (
-        {"task": "classification", **SHORT},
+        {**CLASSIFICATION, **SHORT},
         "clinc150:train,oos_train",
         "clinc150:test,oos_test",
     ),

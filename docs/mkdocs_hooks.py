@@ -47,6 +47,7 @@ NAVIGATION = {
     "Fine-tune": [
         "docs/fine-tuning.md",
         "docs/data-formats.md",
+        "docs/few-rows.md",
         "docs/sweeps.md",
         "docs/distillation.md",
         "docs/results.md",
@@ -67,7 +68,10 @@ NAVIGATION = {
     ],
     "Python": [
         "docs/python.md",
+        "docs/labels.md",
+        "docs/keras.md",
         "docs/fit-or-train.md",
+        "docs/large-data.md",
         "docs/own-head.md",
         "docs/python-compared.md",
     ],

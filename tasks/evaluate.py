@@ -88,7 +88,7 @@ def main(settings: EvaluateSettings, rows: FileRows | None = None) -> None:
     examples = model.task.load_examples(rows or settings.data)
     if examples.skipped_rows:
         command.log(examples.skipped_rows_message())
-    encoded = model.encode(examples)
+    encoded = model.encode_examples(examples)
     for line in encoded.token_counts.warnings(settings.data, allows_unknown=True):
         command.log(f"warning: {line}")
     for line in model.task.label_warnings(encoded):

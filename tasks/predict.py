@@ -173,7 +173,7 @@ def _load(settings):
 
 def _check_tuned(source):
     if source.untuned:
-        if not source.task.predicts_untuned:
+        if task_type(source.task.kind).needs_dev:
             raise UserError(source.untuned)
         command.log(f"warning: {source.untuned}")
 

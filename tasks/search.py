@@ -120,10 +120,12 @@ def main(settings: SearchSettings) -> None:
     command.log(pretrained.origin)
     embedder = settings.create_embedder(pretrained)
     _warn_of_prompts(settings, embedder.task)
-    query_1D = embedder.predict([settings.query], prompt=_prompt_of_query(settings, embedder))
+    query_1D = embedder.predict(
+        [settings.query], verbose=0, prompt=_prompt_of_query(settings, embedder)
+    )
     strict_json.check_finite(query_1D.tolist(), settings.model)
     # Vectors of another model or pooling have no meaning beside the query's.
-    if not vectors.are_at(sample, embedder.predict(texts)):
+    if not vectors.are_at(sample, embedder.predict(texts, verbose=0)):
         raise UserError(
             f"{settings.vectors}: not the vectors of {settings.input} by {settings.model} with "
             "these flags; pass the flags of the bert-tf extract command, or run it again"

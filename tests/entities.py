@@ -8,7 +8,7 @@ from bert_tf.text.encoder_inputs import Packed
 from tasks.data.windows import Windows
 from tasks.types.tagging import (
     NO_LABEL,
-    BioLabels,
+    TagLabels,
     entities,
     first_pieces,
     in_windows,
@@ -20,7 +20,7 @@ ENTRIES = (
     "in the is cafe great i met / ( ) . , ' ! - 東 京"
 ).split()
 VOCABULARY = Vocabulary(ENTRIES)
-BIO = BioLabels(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
+BIO = TagLabels(("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
 
 
 def firsts(tokens, vocabulary=VOCABULARY):

@@ -132,9 +132,8 @@ def trained(path, pretrained, task, model):
 
 def in_order(encoded, batch_size):
     """Return the batches (inputs, labels, weights) of encoded examples in their order."""
-    return encoded.training_batches(
-        global_batch_size=batch_size, num_epochs=1, seed=0, shuffle=False
-    )
+    epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
+    return encoded.epoch_batches(global_batch_size=batch_size, seed=0, epoch=epoch, shuffle=False)
 
 
 def batches(rows=24, length=7, vocab_size=30, num_labels=3, replica_rows=8, seed=0, weights=None):

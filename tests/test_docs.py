@@ -45,7 +45,18 @@ LOOKED_UP = {
     "troubleshooting.md",
 }
 # Pages where `predict` and others are methods, and the table of the commands.
-OTHER_NAMES = {"api.md", "commands.md", "fit-or-train.md", "gpu.md", "performance.md", "python.md"}
+OTHER_NAMES = {
+    "api.md",
+    "commands.md",
+    "fit-or-train.md",
+    "gpu.md",
+    "keras.md",
+    "labels.md",
+    "large-data.md",
+    "performance.md",
+    "python.md",
+    "tasks/similarity.md",
+}
 ELLIPSIS = "..."
 ANY_COMMAND = {"help", "verbosity"}
 ANY_PROGRAM = {"--help", "--version"}

@@ -76,6 +76,36 @@ def test_the_snippets_of_fit_or_train_run(namespace, tmp_path):
     assert (tmp_path / "RUN" / "checkpoints").is_dir()
 
 
+@pytest.mark.medium
+def test_the_snippets_of_labels_run(namespace):
+    run(snippets(read("docs/labels.md")), namespace)
+
+
+@pytest.mark.slow
+def test_the_snippets_of_large_data_run(namespace):
+    run(snippets(read("docs/large-data.md")), namespace)
+    assert not namespace["model"].has_new_head
+
+
+@pytest.mark.medium
+def test_the_snippet_of_few_rows_runs(namespace):
+    run(snippets(read("docs/few-rows.md")), namespace)
+    assert {*namespace["classifier"].classes_} == {*TEXTS}
+
+
+@pytest.mark.medium
+def test_the_snippet_of_anomaly_detection_runs(namespace):
+    (source,) = snippets(read("docs/tasks/anomaly-detection.md"))
+    run([source], namespace)
+    assert namespace["model"].task.threshold > 0
+
+
+@pytest.mark.medium
+def test_the_snippet_of_domain_adaptation_runs(namespace):
+    run(snippets(read("docs/domain-adaptation.md")), namespace)
+    assert namespace["model"].record["origin"].startswith("run ADAPTED/")
+
+
 def test_the_snippet_of_data_formats_unescapes_texts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small.write_rows(tmp_path / "raw.csv", [("AT&amp;T, &quot;new&quot;", "a&amp;b")])

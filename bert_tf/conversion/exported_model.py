@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_tf.errors import UserError
 from bert_tf.runs.run import Run
 from bert_tf.weights import heads, name_map, sentence_transformers
 from bert_tf.weights.sources import PretrainedWeights
@@ -29,7 +30,7 @@ _PREDICTION_FIELDS = {
     "rare_label": None,
     "truncation": "head",
     "layers": "last",
-    "pooling": None,
+    "pooling": "pooled",
     "dense_units": [],
     "normalize": False,
     "default_prompt": None,
@@ -115,6 +116,11 @@ def from_pretrained(pretrained: PretrainedWeights, path: str | os.PathLike[str])
         return ExportedModel(pretrained, task)
     if task["kind"] not in heads.CLASSES:  # A task type of the user's.
         return ExportedModel(dataclasses.replace(pretrained, task=None), task)
+    if task.get("pooling", "pooled") != "pooled":
+        raise UserError(
+            f"{pretrained.source}: no other format has a classifier of the mean of the tokens; "
+            "export it (bert-tf export_saved_model), or train it with --pooling=pooled"
+        )
     if heads.is_binary(task):
         # softmax([-x/2, x/2])[1] equals sigmoid(x), and x/2 - -x/2 is x without rounding.
         head = {

@@ -17,12 +17,17 @@ KEY = "format_version"
 VERSION = 1  # Raised when a field is added.
 # Fields and flags of earlier versions, with the value that stands for what is done now. Files with
 # this value are read; with another one they are refused.
-REMOVED: dict[str, Any] = {"unescape_html": False}
+REMOVED: dict[str, Any] = {"unescape_html": False, "prior_bias": False}
 
 
 def with_version(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a file: the values and the format version."""
     return {KEY: VERSION, **values}
+
+
+def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by field without those that `REMOVED` has."""
+    return {name: value for name, value in values.items() if (name, value) not in REMOVED.items()}
 
 
 def without_version(

@@ -130,13 +130,14 @@ def is_correct(labels_B: tf.Tensor, logits_BC: tf.Tensor) -> tf.Tensor:
     """
     labels_B = _without_axis(labels_B, logits_BC, tf.int32)
     if len(logits_BC.shape) == len(labels_B.shape):
-        correct_BC = tf.cast(logits_BC > 0, tf.int32) == labels_B
+        correct_BC = tf.equal(tf.cast(logits_BC > 0, tf.int32), labels_B)
         return tf.reduce_mean(tf.cast(correct_BC, tf.float32), axis=-1)
     if logits_BC.shape[-1] == 1:
         best_B = tf.cast(logits_BC[..., 0] > 0, tf.int32)
     else:
         best_B = tf.argmax(logits_BC, axis=-1, output_type=tf.int32)
-    return tf.cast(best_B == labels_B, tf.float32)
+    # The rank of == would be unknown if one of the two batch sizes is.
+    return tf.cast(tf.equal(best_B, labels_B), tf.float32)
 
 
 def sigmoid_cross_entropy(

@@ -5,7 +5,7 @@ outputs mean is in the configuration of the source, or follows from its type and
 
     BertForSequenceClassification   regression if C is 1, sigmoid per label if multi-label, one
                                     sigmoid if C is 2, else softmax
-    BertForTokenClassification      tagging with BIO labels
+    BertForTokenClassification      tagging of entities, or without a label O of words
     BertForQuestionAnswering        start and end of an answer
     BertForMultipleChoice           one score per choice
     BertForNextSentencePrediction   classification of pairs of texts
@@ -22,14 +22,13 @@ import numpy as np
 
 from bert_tf.errors import UserError
 from bert_tf.runs import checkpoints
+from bert_tf.storage import format_versions
 from bert_tf.weights.name_map import architectures
 
 KERNEL, BIAS = "classifier/kernel", "classifier/bias"
 NEXT_SENTENCE_LABELS = ("is_next", "not_next")
 MAX_SEQ_LENGTH = 512
 ACTIVATIONS = ("identity", "sigmoid")  # Of a regressor's output.
-# Of a label that the source does not have: too small to be predicted, or to change a probability.
-NEVER = -1e4
 
 _ROWS = {
     "max_seq_length": None,
@@ -49,12 +48,12 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "class_weights": [],
         "balanced_sampling": False,
         "focal_gamma": 0.0,
-        "prior_bias": False,
         "rare_label": None,
         "threshold_objective": None,
         "calibrate": False,
         "temperature": None,
         "thresholds": None,
+        "pooling": "pooled",
     },
     "regression": {**_ROWS, "activation": "identity"},
     "tagging": {
@@ -62,6 +61,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "labels": None,
         "doc_stride": None,
         "text_column": "text",
+        "scheme": "bio",
     },
     "span_qa": {
         "max_seq_length": None,
@@ -161,8 +161,8 @@ def read_head(
         if activation:
             fields["text_columns"] = ["text_a", "text_b"]
     elif kind == "tagging":
-        order, kernel, bias = _as_bio(names, kernel, bias)
-        fields = {"labels": order, "doc_stride": max((limit - 2) // 2, 1)}
+        scheme = "bio" if "O" in names else "plain"
+        fields = {"labels": names, "doc_stride": max((limit - 2) // 2, 1), "scheme": scheme}
     elif kind == "span_qa":
         _check_units(len(bias), 2, "answer spans")
         # Questions and windows are shorter than usual if the model is short.
@@ -258,6 +258,7 @@ def _recorded(values, task, max_seq_length, weights):
         # A ranker is written as a regressor, which other libraries know.
         template = {"kind": "ranking", **TEMPLATES["ranking"]}
         task = {**template, "max_seq_length": task["max_seq_length"]}
+    found = format_versions.without_removed(found) if isinstance(found, dict) else None
     same = ("kind", "labels", "multi_label")
     if not isinstance(found, dict) or any(found.get(name) != task.get(name) for name in same):
         return task
@@ -298,6 +299,10 @@ def match_head(
         raise UserError(f"expected a head of task {task['kind']}, received {source['kind']}")
     if bool(source.get("multi_label")) != bool(task.get("multi_label")):
         raise UserError("expected both heads with multi_label, or none")
+    if task["kind"] == "classification":
+        pooling, other = (of.get("pooling", "pooled") for of in (task, source))
+        if pooling != other:
+            raise UserError(f"expected a head with pooling {pooling}, received {other}")
     ours, theirs = list(task.get("labels", ())), list(source.get("labels", ()))
     if sorted(ours) != sorted(theirs):
         raise UserError(
@@ -361,30 +366,6 @@ def _classification(values, names):
     if len(names) == 1 and not is_multi:
         raise UserError("single_label_classification: expected two labels or more, received one")
     return "classification", {"labels": names, "multi_label": is_multi}
-
-
-def _as_bio(names, kernel, bias):
-    """Return BIO labels, O first, and the head in their order.
-
-    Labels that the source lacks, such as B- in the IO scheme, get a logit that is never predicted.
-    """
-    prefixes = {name: name.partition("-")[0] for name in names if name != "O"}
-    types = list(dict.fromkeys(name.partition("-")[2] for name in prefixes))
-    if "O" not in names or not types or not all(types) or set(prefixes.values()) - {"B", "I"}:
-        raise UserError(
-            f"labels {', '.join(names):.200}: expected O, and B-TYPE and I-TYPE of entity types"
-        )
-    order = ["O", *(f"{prefix}-{name}" for name in types for prefix in "BI")]
-    # BIO labels in another order than ours are valid too and stay as they are.
-    if names[0] == "O" and sorted(names) == sorted(order):
-        return names, kernel, bias
-    new_kernel = np.zeros((len(kernel), len(order)), np.float32)
-    new_bias = np.full(len(order), NEVER, np.float32)
-    for number, label in enumerate(order):
-        if label in names:
-            new_kernel[:, number] = kernel[:, names.index(label)]
-            new_bias[number] = bias[names.index(label)]
-    return order, new_kernel, new_bias
 
 
 def _check_units(received, expected, what):

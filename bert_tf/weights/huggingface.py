@@ -298,16 +298,19 @@ def download(path: str) -> tuple[pathlib.Path, str] | None:
 
 def _download(model_id, revision):
     """Download the files of a model that are read: weights of one format, after the others."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import errors, snapshot_download
 
     for weights in ((), *_HUB_WEIGHTS):
-        directory = pathlib.Path(
-            snapshot_download(
-                model_id,
-                revision=revision,
-                allow_patterns=[*_HUB_FILES, *weights, *(f"0_*/{name}" for name in weights)],
+        patterns = [*_HUB_FILES, *weights, *(f"0_*/{name}" for name in weights)]
+        try:
+            found = snapshot_download(model_id, revision=revision, allow_patterns=patterns)
+        except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError):
+            raise
+        except Exception:  # Version 1 does not look into the cache for a commit without a network.
+            found = snapshot_download(
+                model_id, revision=revision, allow_patterns=patterns, local_files_only=True
             )
-        )
+        directory = pathlib.Path(found)
         revision = directory.name  # The same commit for all files.
         if not weights and "model_type" in tokenizer_files.object_in(directory / "config.json"):
             _read_config(directory)  # Of another architecture, no weights are downloaded.

@@ -18,7 +18,7 @@ class Encoder(encoder.Encoder):  # noqa: D101  The docstring is that of the base
         path: str | os.PathLike[str],
         *,
         do_lower_case: bool | None = None,
-        dtype: str = "float32",
+        dtype: str | None = None,
         name: str = "bert",
     ) -> Self:
         """Create an encoder with pretrained weights.
@@ -26,7 +26,7 @@ class Encoder(encoder.Encoder):  # noqa: D101  The docstring is that of the base
         Args:
             path: Run, Hugging Face directory, Google release or keras-hub preset.
             do_lower_case: Overrides the setting of the source in `config`.
-            dtype: Keras policy, "float32" or "mixed_bfloat16".
+            dtype: Keras policy, "float32" or "mixed_bfloat16"; by default the global one.
             name: Layer name.
 
         Returns:

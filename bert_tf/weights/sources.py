@@ -71,8 +71,8 @@ class PretrainedWeights:
             dense layers are in `weights`.
         unsupported_embedder: Why the source is an embedder whose vectors cannot be computed here.
         has_new_head: Whether the head was never trained, as in a run that `save_run` has written.
-        has_trained_pooler: Whether the pooler was trained. That of sentence-transformers was not,
-            nor was a new one of a run that was pretrained without next sentences.
+        has_trained_pooler: Whether the pooler was trained. That of an embedder was not, nor was a
+            new one of a run that was pretrained without next sentences, or trained without it.
     """
 
     config: BertConfig
@@ -401,7 +401,7 @@ def _read_run(run, step):
         task=task,
         embedder=embedder,
         has_new_head=run.train.get("has_new_head", False),
-        has_trained_pooler=run.train.get("has_trained_pooler", True),
+        has_trained_pooler=embedder is None and run.train.get("has_trained_pooler", True),
     )
 
 

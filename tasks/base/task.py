@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,8 @@ from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.base.plots import Plot
 from tasks.base.task_types import TASK_TYPES, imported, read_rows_of, task_type
-from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.examples import Arrays, Draw, EncodedExamples, Examples, Tensors
+from tasks.data.labels import LabelSpace
 from tasks.data.readers.glue import GLUE
 from tasks.data.readers.memory import columns_of
 from tasks.data.readers.rows import (
@@ -44,6 +46,7 @@ from tasks.data.windows import Windows, one_window_each, pack_texts, pair_window
 
 Loss = Callable[..., tf.Tensor]
 Tokenize = Callable[[tf.Tensor], Tokens]  # Of a `Tokenizer`.
+LOG = logging.getLogger("bert_tf").info  # Of models in Python; commands have their own log.
 TRUNCATIONS = ("head", "tail", "head_tail")
 
 
@@ -148,10 +151,10 @@ class Task(abc.ABC):
     no_labels: ClassVar[str] = ""  # What to do instead, if rows of the task have no labels.
     label_dtype: ClassVar[type] = np.int32  # Of the labels that `targets` returns.
     accuracies: ClassVar[tuple[str, ...]] = ()  # Outputs whose accuracy `fit` reports.
+    # Type and list levels of outputs that `with_word_outputs` adds.
+    word_output_types: ClassVar[Mapping[str, tuple[str, int]]] = {}
     has_windows = False  # Whether an example may become several windows, with outputs per token.
     needs_offsets = False  # Whether predictions refer to characters of the text.
-    trains_on_vectors = False  # Whether the encoder is frozen and run once (FeatureExamples).
-    predicts_untuned = True  # Whether it can predict while the tunable fields are None.
     # Whether the fields are tuned as soon as there is a dev file, without a flag for it.
     tunes_without_request = False
     # What is wrong with the rows that `select_training_examples` drops; "" if nothing is.
@@ -178,9 +181,14 @@ class Task(abc.ABC):
         return False
 
     @property
-    def can_stream(self) -> bool:
-        """Whether `targets` need no windows, so that `fit` reads datasets batch by batch."""
-        return False
+    def label_space(self) -> LabelSpace:
+        """The labels, of a task that has them."""
+        raise NotImplementedError
+
+    @property
+    def num_ids(self) -> Mapping[str, int]:
+        """Number of ids that the labels of token ids may be, by output; absent if they are none."""
+        return {}
 
     @property
     def losses(self) -> Mapping[str, Loss]:
@@ -196,12 +204,12 @@ class Task(abc.ABC):
         return {}
 
     @property
-    def tunable_fields(self) -> tuple[str, ...]:
-        """Fields that are tuned after training, on the first dev file.
+    def tunable_fields(self) -> Mapping[str, tuple[int, ...]]:
+        """Fields that are tuned after training, on the first dev file, with their shapes.
 
         They belong to one checkpoint (tasks/graph/run_checkpoint.py) and are `None` in task.json.
         """
-        return ()
+        return {}
 
     @property
     def untuned_fields(self) -> tuple[str, ...]:
@@ -242,13 +250,21 @@ class Task(abc.ABC):
         return cls.from_data(data, max_seq_length=max_seq_length, **options)
 
     @classmethod
-    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_from(
+        cls,
+        source: Mapping[str, Any],
+        given: Mapping[str, Any],
+        has_trained_pooler: bool = True,
+        log: Callable[[str], None] = LOG,
+    ) -> dict[str, Any]:
         """Return the options that pretrained weights bring, by default none.
 
         Args:
             source: Task of the head that the model may keep, or embedder, as in task.json; {} if
                 the weights have none.
             given: Options of `from_data` or `from_options` that replace them.
+            has_trained_pooler: Whether the weights have a trained pooler.
+            log: Receives a line for each option that is chosen by the weights.
         """
         return {}
 
@@ -267,8 +283,7 @@ class Task(abc.ABC):
         # Files of earlier versions lack the fields that were added since. The default of such a
         # field has to reproduce what was done without it.
         fields = dataclasses.fields(cls)
-        removed = format_versions.REMOVED.items()
-        values = {name: value for name, value in values.items() if (name, value) not in removed}
+        values = format_versions.without_removed(values)
         required = {
             field.name
             for field in fields
@@ -422,18 +437,16 @@ class Task(abc.ABC):
         values: Sequence[Any],
         texts: Mapping[str, Sequence[Any]],
         what: str = "y[{}]",
-        is_batch: bool = False,
     ) -> list:
-        """Convert the labels of rows, which have one meaning; see `encode_label`.
+        """Convert the labels of rows; see `encode_label`.
 
         Args:
             values: N labels.
             texts: N texts by input name.
             what: Name of a label for messages; "{}" is the number of its row.
-            is_batch: Whether other batches have further labels of the same kind.
 
         Raises:
-            UserError: If a label does not fit the task, or could be read in two ways.
+            UserError: If a label does not fit the task.
         """
         labels = []
         for row, value in enumerate(values):
@@ -443,6 +456,21 @@ class Task(abc.ABC):
             except (ValueError, TypeError, RowError) as error:
                 raise UserError(f"{what.format(row)}: {error}") from None
         return labels
+
+    def batch_labels(self, y: Any) -> tf.Tensor:
+        """Convert the labels of a batch of a dataset as `encode_label` does, in the graph.
+
+        A label that does not fit fails an assertion (`tasks.data.labels.check_batch`).
+
+        Args:
+            y: Labels, `(B, ...)`.
+
+        Raises:
+            UserError: If the task has no labels in the graph, or their shape does not fit it.
+        """
+        raise UserError(
+            f"x: a dataset of strings: expected lists, since labels of {self.kind} need the tokens"
+        )
 
     def decode_label(self, label: Any) -> Any:
         """Convert a label to the Python object that `encode_label` accepts."""
@@ -477,6 +505,17 @@ class Task(abc.ABC):
         labels: np.ndarray = np.array(examples.labels, self.label_dtype)
         return {name: labels}, {name: np.ones(len(labels), np.float32)}
 
+    def draw(self, vocabulary: Vocabulary, length: int) -> Draw | None:
+        """Return the function that draws inputs, labels and weights anew in each epoch.
+
+        By default `None`: labels are `targets`.
+
+        Args:
+            vocabulary: Vocabulary of the ids.
+            length: Tokens of the longest sequence.
+        """
+        return None
+
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Return one warning per kind of label that cannot be encoded or scored."""
         return []
@@ -505,12 +544,12 @@ class Task(abc.ABC):
         """Return the size of the vectors that a model returns; `None` if it returns others."""
         return None
 
-    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
-        """Return the sampling weight per sample in training, `(samples,)`.
+    def epoch_order(self, data: EncodedExamples, rng: np.random.Generator) -> np.ndarray:
+        """Return the indices of the samples of an epoch, `(samples,)`, in the order of batches.
 
-        `None` means that each sample is drawn once per epoch.
+        By default each sample is drawn once.
         """
-        return None
+        return rng.permutation(len(data))
 
     # From batches to predictions.
 
@@ -518,14 +557,14 @@ class Task(abc.ABC):
     def build_model(self, config: BertConfig, dtype: str = "float32") -> keras.Model:
         """Return the Keras model, built."""
 
-    def init_head(  # noqa: B027  By default the weights stay random.
-        self, model: keras.Model, encoded: EncodedExamples
-    ) -> None:
-        """Initialize weights of a new head from the training examples."""
+    def training_data(self, encoded: EncodedExamples, evaluator: Any) -> EncodedExamples:
+        """Return training or dev examples as the model reads them; by default their token ids.
 
-    def begin_training(self, model: keras.Model) -> Callable[[], None]:
-        """Replace weights of a head that can hardly be trained; return what restores them."""
-        return lambda: None
+        Args:
+            encoded: The examples.
+            evaluator: `Evaluator` of the model, whose weights may be restored later.
+        """
+        return encoded
 
     def predictions(self, texts: Tensors, windows: Windows, outputs: Tensors) -> Tensors:
         """Return what is served, `(B, ...)` by name, in the graph; by default the outputs."""
@@ -537,6 +576,15 @@ class Task(abc.ABC):
         By default infinity, since nothing is decided.
         """
         return tf.fill(tf.shape(next(iter(predictions.values())))[:1], float("inf"))
+
+    def with_word_outputs(self, predictions: Arrays, texts: Mapping[str, list]) -> Arrays:
+        """Return the predictions of rows with what follows from their form; by default unchanged.
+
+        Args:
+            predictions: Served outputs, `(N, ...)` by name.
+            texts: N rows by input name.
+        """
+        return predictions
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
         """Remove the padding that a batch adds from one prediction, `{name: JSON value}`."""
@@ -558,6 +606,10 @@ class Task(abc.ABC):
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return the metrics of all examples of a dataset, by name."""
         raise NotImplementedError
+
+    def metrics_of_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics that follow from the mean losses of the outputs; by default none."""
+        return {}
 
     def report(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Any]:
         """Return tables that an evaluation reports in addition to metrics, as lists by name."""

@@ -35,6 +35,8 @@ DEFAULTS: dict[str, Any] = {
     "epochs": 3,
     "learning_rate": 5e-5,
 }
+# Peak rate of a classifier with a new head on the mean of the tokens (docs/few-rows.md).
+MEAN_POOLING_RATE = 3e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,7 @@ class TaskType:
             files are checked before it is imported. It takes a file, whether the rows have labels,
             and as keyword arguments the values of a task.json, or, before training, the options of
             the task. The published files of GLUE have their own one.
-        needs_dev: Whether it always has a field to tune on dev data.
+        needs_dev: Whether it always has a field to tune on dev data, and predicts nothing before.
         has_teacher: Whether a teacher's outputs can be learned.
         defaults: Settings that differ from `DEFAULTS`.
     """

@@ -7,14 +7,16 @@ of it that are no padding, (L) tokens of a window (ragged).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
+from bert_tf.data import masking
 from bert_tf.model.layout import to_dense_like
-from bert_tf.text.encoder_inputs import Packed, PackedShape, to_packed
+from bert_tf.text.encoder_inputs import Packed, PackedShape, to_packed, to_padded
 from bert_tf.text.token_counts import TokenCounts
 from bert_tf.text.vocabulary import Vocabulary
 from tasks.data.windows import TokenCounter, Windows, concat
@@ -25,6 +27,9 @@ Layout = Callable[..., dict[str, tf.Tensor]]  # to_flat, to_padded or to_packed.
 Select = Callable[[tf.data.Dataset], tf.data.Dataset]
 # Maps indices of samples, int32 `(b,)`, to the model's inputs.
 Inputs = Callable[[tf.Tensor], dict[str, tf.Tensor]]
+# Maps the model's inputs for samples, and their keys (bert_tf.data.masking.keys), to inputs, labels
+# and weights.
+Draw = Callable[[Mapping[str, tf.Tensor], tf.Tensor], tuple[dict[str, tf.Tensor], ...]]
 
 HOST = "CPU:0"  # Makes all batches; by default, constants take memory of a GPU.
 EXAMPLES_PER_BATCH = 1024  # Tokenized at a time; bounds the memory of the strings' tensors.
@@ -89,8 +94,10 @@ class EncodedExamples:
     Batches are built in the graph of a `tf.data.Dataset`, from rows of sample indices.
 
     Attributes:
-        labels: The task's targets, S elements by output name.
+        labels: The task's targets, S elements by output name; those of an evaluation, if the task
+            draws them.
         weights: Loss weights of the same structure.
+        draw: Result of `Task.draw`.
         sample_splits: int `(S + 1,)`, row splits of the windows by sample.
         token_counts: Counts of the tokens, if the examples were tokenized by `encode`.
     """
@@ -106,7 +113,7 @@ class EncodedExamples:
         layout: Layout,
         static_shape: bool = False,
     ):
-        """Compute the task's targets.
+        """Wrap the sequences of examples.
 
         Args:
             task: The `Task` that the examples belong to, which itself knows these classes.
@@ -119,7 +126,8 @@ class EncodedExamples:
         """
         self.task, self.examples, self.windows = task, examples, windows
         self.vocabulary, self.layout, self.static_shape = vocabulary, layout, static_shape
-        self.labels, self.weights = task.targets(examples, windows) if examples.labels else ({}, {})
+        lengths_W = windows.packed.input_ids.row_lengths().numpy()
+        self.draw: Draw | None = task.draw(vocabulary, int(lengths_W.max(initial=1)))
         if windows.choice_W is None:
             self.sample_splits = np.arange(len(windows.example_W) + 1)
         else:
@@ -140,6 +148,40 @@ class EncodedExamples:
         encoded.token_counts = counter.take()
         return encoded
 
+    @functools.cached_property
+    def labels(self) -> Arrays:
+        """See the docstring of the class."""
+        return self._targets[0]
+
+    @functools.cached_property
+    def weights(self) -> Arrays:
+        """See the docstring of the class."""
+        return self._targets[1]
+
+    @functools.cached_property
+    def _targets(self):
+        """Labels and weights."""
+        if self.draw is None:
+            has_labels = bool(self.examples.labels)
+            return self.task.targets(self.examples, self.windows) if has_labels else ({}, {})
+        parts = []
+        for first in range(0, len(self), EXAMPLES_PER_BATCH):
+            rows = slice(first, first + EXAMPLES_PER_BATCH)
+            packed = Packed(*(part[rows] for part in self.windows.packed[:2]))
+            numbers = np.arange(len(self))[rows]
+            with tf.device(HOST):
+                _, *drawn = self._drawn(to_padded(packed, self.vocabulary), numbers)
+            parts.append(drawn)
+        return tuple(
+            {name: np.concatenate([part[name] for part in of_parts]) for name in of_parts[0]}
+            for of_parts in zip(*parts, strict=True)
+        )
+
+    def _drawn(self, inputs, numbers_b, seed=0, epoch=0):
+        """Return inputs, labels and weights of samples; by default those of an evaluation."""
+        assert self.draw
+        return self.draw(inputs, masking.keys(seed, epoch, numbers_b))
+
     def __len__(self) -> int:
         """Return the number of samples."""
         return len(self.sample_splits) - 1
@@ -150,50 +192,80 @@ class EncodedExamples:
         global_batch_size: int,
         num_epochs: int,
         seed: int,
-        steps_per_epoch: int | None = None,
-        first_step: int | tf.Variable = 0,
-        first_epoch: int = 0,
+        first_step: int = 0,
         num_replicas: int = 1,
-        shuffle: bool = True,
         select: Select = lambda rows: rows,
     ) -> tf.data.Dataset:
         """Return batches (inputs, labels, weights), shuffled per epoch from `(seed, epoch)`.
 
-        An epoch contains every sample once, or, if the task has `sampling_weights`, as many samples
-        drawn with these weights. In the last batch of an epoch a replica may have fewer samples; if
-        it has none, its batch is one sample of weight 0.
+        An epoch has as many samples as there are, which `Task.epoch_order` draws; by default each
+        of them once. What the task draws anew for a sample depends on (seed, epoch) and its number.
+        In the last batch of an epoch a replica may have fewer samples; if it has none, its batch is
+        one sample of weight 0.
 
         Args:
             global_batch_size: Samples per step of all replicas; a multiple of `num_replicas`.
             num_epochs: Epochs.
             seed: Seed of the order.
-            steps_per_epoch: Steps per epoch of Keras, which may be fewer or more than all samples
-                once; the order continues across them.
-            first_step: Steps to skip, when resuming. A variable is read when the dataset is
-                iterated.
-            first_epoch: Number of the epoch that step 0 begins.
+            first_step: Steps to skip, when resuming.
             num_replicas: Consecutive elements of the dataset per step, of all replicas, or of all
                 parts of a batch that are computed one after the other.
-            shuffle: Draws the order anew for each epoch; without, it is that of the samples.
+            select: Returns the elements to make of a dataset of all.
+        """
+        # Drawn for all epochs at once, so that resuming at a step is a slice.
+        orders = [self._order(epoch, global_batch_size, seed) for epoch in range(num_epochs)]
+        numbers, size = np.concatenate(orders), global_batch_size // num_replicas
+        epochs = np.repeat(np.arange(num_epochs), len(orders[0]))
+        rows = _rows(numbers[first_step:], epochs[first_step:], size)
+        return self._labelled_batches(select(tf.data.Dataset.from_tensor_slices(rows)), size, seed)
+
+    def epoch_batches(
+        self,
+        *,
+        global_batch_size: int,
+        seed: int,
+        epoch: tf.Variable,
+        steps_per_epoch: int | None = None,
+        num_replicas: int = 1,
+        shuffle: bool = True,
+        select: Select = lambda rows: rows,
+    ) -> tf.data.Dataset:
+        """Return the batches of one epoch, those of `training_batches`.
+
+        Args:
+            global_batch_size: As of `training_batches`, like the arguments that are not listed.
+            seed: Seed of the order.
+            epoch: Its number, int64, read whenever the dataset is iterated.
+            steps_per_epoch: Steps of an epoch; by default all samples once. Epochs of other numbers
+                of steps follow each other in the order of the samples.
+            num_replicas: Consecutive elements per step.
+            shuffle: Whether the order is drawn anew for each epoch, or is that of the samples.
             select: Returns the elements to make of a dataset of all.
         """
         steps_of_all = -(-len(self) // global_batch_size)
-        num_steps = num_epochs * (steps_per_epoch or steps_of_all)
-        # Drawn for all epochs at once, so that resuming at a step is a slice.
-        order = range(first_epoch, first_epoch - (-num_steps // steps_of_all))
-        numbers = self._epochs(order, global_batch_size, seed, shuffle)[:num_steps]
-        size = global_batch_size // num_replicas
-        if not isinstance(first_step, tf.Variable):
-            rows = select(_rows(numbers[first_step:].reshape(-1, size)))
-            return self._labelled_batches(rows, size)
-        # Prefetching may ask for steps after the last one.
-        numbers = tf.constant(numbers, tf.int32)
-        rows = tf.data.Dataset.range(num_steps).map(
-            lambda step: numbers[tf.minimum(step + first_step, num_steps - 1)]
-        )
-        if num_replicas > 1:
-            rows = rows.map(lambda numbers_B: tf.reshape(numbers_B, [-1, size])).unbatch()
-        return self._labelled_batches(select(rows), size)
+        num_steps, size = steps_per_epoch or steps_of_all, global_batch_size // num_replicas
+
+        def numbers_of(epoch):
+            first = int(epoch) * num_steps
+            order, skipped = first // steps_of_all, first % steps_of_all
+            orders = range(order, order - (-(skipped + num_steps) // steps_of_all))
+            numbers = np.concatenate(
+                [self._order(one, global_batch_size, seed, shuffle) for one in orders]
+            )
+            steps = slice(skipped, skipped + num_steps)
+            return _rows(numbers[steps], np.repeat(orders, steps_of_all)[steps], size)
+
+        def rows_of_epoch(_):
+            numbers, epochs = tf.numpy_function(
+                numbers_of, [epoch], [tf.int32, tf.int64], stateful=True
+            )
+            numbers = tf.ensure_shape(numbers, [num_steps * num_replicas, size])
+            epochs = tf.ensure_shape(epochs, [num_steps * num_replicas])
+            return tf.data.Dataset.from_tensor_slices((numbers, epochs))
+
+        rows = tf.data.Dataset.from_tensors(0).flat_map(rows_of_epoch)
+        rows = rows.apply(tf.data.experimental.assert_cardinality(num_steps * num_replicas))
+        return self._labelled_batches(select(rows), size, seed)
 
     def evaluation_batches(
         self,
@@ -217,11 +289,15 @@ class EncodedExamples:
 
         def batch_of(numbers_B):
             numbers_b, is_sample_b = self._samples(numbers_B)
+            inputs = inputs_of(numbers_b)
+            if self.draw is not None:
+                inputs = self._drawn(inputs, numbers_b)[0]
             # An integer, since booleans cannot be gathered from replicas.
-            return inputs_of(numbers_b), tf.cast(is_sample_b, tf.int32)
+            return inputs, tf.cast(is_sample_b, tf.int32)
 
-        numbers = _padded(order, replica_batch_size * num_replicas)
-        return _mapped(select(_rows(numbers.reshape(-1, replica_batch_size))), batch_of)
+        numbers = _padded(order, replica_batch_size * num_replicas).astype(np.int32)
+        rows = tf.data.Dataset.from_tensor_slices(numbers.reshape(-1, replica_batch_size))
+        return _mapped(select(rows), batch_of)
 
     def by_length(self) -> np.ndarray:
         """Return sample indices `(S,)`, longest first, so that batches contain little padding.
@@ -252,41 +328,33 @@ class EncodedExamples:
             return np.arange(len(self))
         return np.asarray(self.windows.example_W)
 
-    def _epochs(self, numbers, batch_size, seed, shuffle=True):
-        """Return the sample indices of some epochs, int `(batches, batch_size)`, -1 as padding."""
-        weights_S = self.task.sampling_weights(self.examples, self.windows)
+    def _order(self, epoch, batch_size, seed, shuffle=True):
+        """Return the sample indices of an epoch, int `(batches, batch_size)`, -1 as padding."""
+        order = self.task.epoch_order(self, np.random.default_rng([seed, epoch]))
+        return _padded(order if shuffle else np.sort(order), batch_size)
 
-        def order(epoch):
-            rng = np.random.default_rng([seed, epoch])
-            if weights_S is None:
-                return rng.permutation(len(self)) if shuffle else np.arange(len(self))
-            probabilities_S = np.asarray(weights_S) / np.sum(weights_S)
-            drawn = rng.choice(len(self), len(self), p=probabilities_S)
-            return drawn if shuffle else np.sort(drawn)
-
-        return np.concatenate([_padded(order(epoch), batch_size) for epoch in numbers])
-
-    def _labelled_batches(self, rows, batch_size):
-        """Return batches (inputs, labels, weights) of rows of sample indices, -1 as padding."""
+    def _labelled_batches(self, rows, batch_size, seed):
+        """Return batches (inputs, labels, weights) of rows, elements of `_rows`."""
         inputs_of = self._inputs(batch_size)
         weights_S = self._weights_of_samples()
         weights_S = np.ones(len(self)) if weights_S is None else weights_S
         with tf.device(HOST):
-            labels, weights = _tensors(self.labels), _tensors(self.weights)
             weights_S = tf.constant(weights_S, tf.float32)
+            targets = () if self.draw else (_tensors(self.labels), _tensors(self.weights))
 
-        def batch_of(numbers_B):
+        def batch_of(numbers_B, epoch):
             numbers_b, is_sample_b = self._samples(numbers_B)
             inputs = inputs_of(numbers_b)
             factor_b = tf.where(is_sample_b, tf.gather(weights_S, numbers_b), 0.0)
-            return (
-                inputs,
-                {name: _of_batch(values, numbers_b, inputs) for name, values in labels.items()},
-                {
-                    name: _scaled(_of_batch(values, numbers_b, inputs), factor_b)
-                    for name, values in weights.items()
-                },
-            )
+            if self.draw is not None:
+                inputs, labels, weights = self._drawn(inputs, numbers_b, seed, epoch)
+            else:
+                labels, weights = (
+                    {name: _of_batch(values, numbers_b, inputs) for name, values in part.items()}
+                    for part in targets
+                )
+            weights = {name: _scaled(values, factor_b) for name, values in weights.items()}
+            return inputs, labels, weights
 
         return _mapped(rows, batch_of)
 
@@ -369,9 +437,10 @@ def stacked(batches: tf.data.Dataset, count: int, is_compiled: bool) -> tf.data.
     return batches.padded_batch(count) if is_compiled else batches.ragged_batch(count)
 
 
-def _rows(numbers):
-    """Return a dataset of rows of sample indices, int `(batches, B)`."""
-    return tf.data.Dataset.from_tensor_slices(numbers.astype(np.int32))
+def _rows(numbers, epochs, size):
+    """Return rows of `size` sample indices of steps, int32 `(batches, size)`, and their epochs."""
+    rows = numbers.reshape(-1, size).astype(np.int32)
+    return rows, np.repeat(epochs, len(rows) // max(len(epochs), 1)).astype(np.int64)
 
 
 def _mapped(rows, batch_of):

@@ -66,7 +66,7 @@ def finetune(
     )
     with Run.writing(settings.output_dir, is_chief(strategy)):
         training, run, model = prepare(settings, data or settings.read_data(), log, strategy)
-        return training.train(model.serving.pipeline, model.record, model.has_new_head, run)
+        return training.train(model.serving.pipeline, model.record, run)
 
 
 def prepare(
@@ -81,13 +81,13 @@ def prepare(
     def weights():
         return read_pretrained(settings.init_from, settings.do_lower_case)
 
+    has_trained_pooler = True
     if Run.has_checkpoint(settings.output_dir):
         source = Run.open(settings.output_dir).task
-    elif settings.keep_head == "false":
-        source = weights().embedder
     else:
-        source = weights().run_task
-    training = read(settings, data, log, strategy, source)
+        source = weights().embedder if settings.keep_head == "false" else weights().run_task
+        has_trained_pooler = weights().has_trained_pooler
+    training = read(settings, data, log, strategy, source, has_trained_pooler)
     run = training.open_run()
     return training, run, _create_model(settings, training, run, weights)
 
@@ -98,19 +98,24 @@ def read(
     log: Callable[[str], None],
     strategy: tf.distribute.Strategy,
     source: Mapping[str, Any] | None = None,
+    has_trained_pooler: bool = True,
 ) -> TrainingRun:
     """Read the data; the training file determines the labels, which dev files are checked for.
 
-    `source` is the task of the weights, see `Task.options_from`.
+    For `source` and `has_trained_pooler`, of the weights, see `Task.options_from`.
     """
     kind, options = settings.task_options()
-    options = {**task_class(kind).options_from(source or {}, options), **options}
+    lines: list[str] = []
+    brought = task_class(kind).options_from(
+        source or {}, options, has_trained_pooler, log=lines.append
+    )
+    options = {**brought, **options}
     task = task_class(kind).from_data(data.labelled[settings.train], **options)
     names = (settings.train, *settings.dev)
     # Without a teacher, a file without labels has been refused.
     first = next(iter(raise_bad_rows(data.labelled[settings.train])), None)
     is_labelled = not (first and first.label is None and task.can_learn_unlabelled(first.texts))
-    return TrainingRun(
+    training = TrainingRun(
         settings=settings,
         task=task,
         names=names,
@@ -126,6 +131,9 @@ def read(
         log=log,
         distillation=_distillation(settings, data, task, strategy),
     )
+    for line in lines:
+        training.log(line)
+    return training
 
 
 def _distillation(settings, data, task, strategy):
@@ -221,7 +229,7 @@ def plan_of(
         precision=precision,
         frozen_layers=settings.frozen_layers,
         static_length=training.task.max_seq_length if settings.strategy == "tpu" else None,
-        is_frozen=training.task.trains_on_vectors,
+        is_frozen=not model.encoder.trainable,
         runs=len(runs),
         accumulation_steps=of_run.gradient_accumulation_steps,
         is_cached=of_run.gradient_accumulation_steps > 1

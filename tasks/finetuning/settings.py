@@ -16,7 +16,7 @@ from bert_tf.storage import files, paths
 from bert_tf.system.command import check_text, defaults, flag
 from bert_tf.weights import sources
 from tasks.base import task_types
-from tasks.base.task_types import read_file
+from tasks.base.task_types import MEAN_POOLING_RATE, read_file
 from tasks.data.readers.rows import FileRows, as_label, check_good
 from tasks.training.settings import (
     TrainingSettings,
@@ -80,14 +80,27 @@ class DataSettings:
         "column of the text (default text)", None, tasks=(*_TEXT, "tagging")
     )
     text_b_column: str | None = flag("column of the second text of a pair", None, tasks=_PAIR)
-    label_column: str | None = flag("column of the label (default label)", None, tasks=_TEXT)
+    label_column: str | None = flag(
+        "column of the label (default label); with --multi_label also several of 0 and 1, joined "
+        "by commas",
+        None,
+        tasks=_TEXT,
+    )
     labels: tuple[str, ...] = flag(
         "labels, in order; of two, the second is the positive class",
         (),
         tasks=("classification", "tagging"),
     )
+    scheme: str = flag(
+        "tags of entities (bio), or a tag per word, such as parts of speech (plain)",
+        "bio",
+        choices=("bio", "plain"),
+        tasks=("tagging",),
+    )
     multi_label: bool = flag(
-        "any number of labels per row, joined by |", False, tasks=("classification",)
+        "any number of labels per row, joined by |, or columns of 0 and 1",
+        False,
+        tasks=("classification",),
     )
     max_seq_length: int = flag_by_task(
         "maximum tokens per text or pair, with [CLS] and [SEP]; of task similarity by default that "
@@ -124,11 +137,6 @@ class DataSettings:
         "exponent of the focal loss; 0 is cross-entropy, 2 is usual",
         0.0,
         bounds={">=": 0},
-        tasks=("classification",),
-    )
-    prior_bias: bool = flag(
-        "initialization of the output biases from class frequencies",
-        False,
         tasks=("classification",),
     )
     rare_label: str | None = flag(
@@ -205,9 +213,11 @@ class DataSettings:
     )
     pooling: str | None = flag(
         "vector of a text from those of its tokens: cls, mean, max or mean_sqrt_len, or several "
-        "joined by + (default that of an embedder as --init_from, otherwise mean)",
+        "joined by + (default that of an embedder as --init_from, otherwise mean); of "
+        "classification pooled, [CLS] through the pooler, or mean (default pooled if the pooler of "
+        "--init_from was trained, which that of an embedder was not)",
         None,
-        tasks=("similarity",),
+        tasks=("classification", "similarity"),
     )
     normalize: bool | None = flag(
         "vectors of length 1 (default as of an embedder as --init_from, otherwise true)",
@@ -470,7 +480,17 @@ class FinetuneSettings(PlannedDevices, TrainingSettings, DataSettings):
         default = field.metadata.get("defaults", {}).get(self._dataset.kind, field.default)
         if field.name == "max_seq_length" and self._dataset.kind == "similarity":
             return self._embedder().get(field.name, default)
+        if field.name == "learning_rate" and self._has_mean_pooling():
+            return MEAN_POOLING_RATE
         return default
+
+    def _has_mean_pooling(self):
+        """Return whether a classifier has a head on the mean of the tokens."""
+        if self._dataset.kind != "classification" or self.pooling is not None:
+            return self._dataset.kind == "classification" and self.pooling == "mean"
+        if Run.has_checkpoint(self.output_dir):
+            return (Run.open(self.output_dir).task or {}).get("pooling") == "mean"
+        return bool(self._embedder())
 
     def _embedder(self):
         """Return the fields of the embedder that training starts from, if it is one."""

@@ -1,10 +1,8 @@
-"""Evaluation of a model on all examples of a dataset, and examples as its outputs.
+"""Evaluation of a model on all examples of a dataset.
 
-Shape suffixes: S samples, B samples of a replica's batch, b samples of a batch without padding, H
-hidden size.
+Shape suffixes: S samples, B samples of a replica's batch.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,9 +17,10 @@ from bert_tf.train.compilation import compile_with_weights, is_accelerated
 from bert_tf.train.distribution import distribute, gather
 from bert_tf.train.losses import weighted_sum
 from tasks.base.task import Loss, Task
-from tasks.data.examples import HOST, Arrays, EncodedExamples, Inputs
+from tasks.data.examples import Arrays, EncodedExamples
 
 OnBatch = Callable[[np.ndarray, Arrays], None]
+OnLabels = Callable[[np.ndarray, Arrays, Arrays, Arrays], None]
 
 
 class Evaluator:
@@ -44,6 +43,9 @@ class Evaluator:
         # Losses of Keras and their weights, if the model is compiled with others than the task's.
         self.losses: Mapping[str, Loss] | None = None
         self.loss_weights: Mapping[str, float] = {}
+        # Receives the sample indices of each batch, with labels, weights and outputs by name.
+        self.on_labels: OnLabels | None = None
+        self.on_samples: Callable[[int], None] | None = None  # Receives the samples done so far.
         self._compiled = compile_with_weights(model, self._outputs_of_replica, strategy)
 
     def metrics(self, encoded: EncodedExamples) -> dict[str, float]:
@@ -61,27 +63,31 @@ class Evaluator:
         sums = {name: np.zeros(2) for name in losses}
 
         def add_losses(numbers, outputs):
+            labels, weights = (
+                {
+                    name: _of_samples(values[name], numbers, outputs[name].shape[1:2])
+                    for name in losses
+                }
+                for values in (encoded.labels, encoded.weights)
+            )
+            outputs = {name: outputs[name] for name in losses}
             for name, loss in losses.items():
-                labels, weights = (
-                    _of_samples(values[name], numbers, outputs[name].shape[1:2])
-                    for values in (encoded.labels, encoded.weights)
-                )
                 with tf.device("CPU:0"):  # Where the outputs are, while a GPU computes the next.
-                    sums[name] += weighted_sum(loss, labels, outputs[name], weights)
+                    sums[name] += weighted_sum(loss, labels[name], outputs[name], weights[name])
+            if self.on_labels:
+                self.on_labels(numbers, labels, weights, outputs)
 
         outputs = self.outputs(encoded, on_batch=add_losses)
-        loss = sum(
-            total / max(weight, 1e-12) * self.loss_weights.get(name, 1.0)
-            for name, (total, weight) in sums.items()
-        )
+        means = {name: float(total / max(weight, 1e-12)) for name, (total, weight) in sums.items()}
+        loss = sum(mean * self.loss_weights.get(name, 1.0) for name, mean in means.items())
         # As in training; those of `add_loss` are part of the calls in a graph.
         of_weights = [
             float(tf.reduce_sum(variable.regularizer(variable)))
             for variable in self.model.trainable_variables
             if variable.regularizer is not None
         ]
-        loss = float(loss) + sum(of_weights)
-        return {**self.task.metrics(encoded, outputs), "loss": loss}, outputs
+        of_task = self.task.metrics(encoded, outputs) | self.task.metrics_of_losses(means)
+        return {**of_task, "loss": loss + sum(of_weights)}, outputs
 
     def outputs(
         self,
@@ -125,6 +131,8 @@ class Evaluator:
                     result[name][numbers] = values
                 first += len(numbers)
                 progress.update(first)
+                if self.on_samples:
+                    self.on_samples(first)
         if not_finite:
             self.log(
                 f"warning: outputs that are not finite for {len(not_finite)} of {len(encoded)} "
@@ -146,7 +154,9 @@ class Evaluator:
             outputs[name] = np.full((*shape, *values.shape[1:]), self.model.missing, values.dtype)
             outputs[name][place_W] = values
         size = self.replica_batch_size * self.strategy.num_replicas_in_sync
-        for numbers in np.split(encoded.by_length(), range(size, len(encoded), size)):
+        # A loss that compares the rows of a batch gets batches as in training.
+        order = self.task.epoch_order(encoded, np.random.default_rng(0))
+        for numbers in np.split(order, range(size, len(encoded), size)):
             on_batch(numbers, {name: values[numbers] for name, values in outputs.items()})
         return self.task.metric_inputs(outputs) if reduced else outputs
 
@@ -185,31 +195,6 @@ class Evaluator:
         missing = self.task.max_seq_length - tf.shape(values)[1]
         paddings = [[0, 0], [0, missing], *[[0, 0]] * (values.shape.rank - 2)]
         return tf.pad(values, paddings, constant_values=MASKED_SCORE)
-
-
-class FeatureExamples(EncodedExamples):
-    """Examples as features of a frozen encoder: batches of {"vector": float32 (B, H)}.
-
-    The features are computed once, at first use, because a resumed run restores its weights only
-    then. All S vectors stay in memory.
-    """
-
-    def __init__(self, encoded: EncodedExamples, evaluator: Evaluator, log: Callable[[str], None]):
-        """Wrap token ids, and the evaluator of a model that has an output "vector"."""
-        vars(self).update(vars(encoded))
-        self.encoded, self.evaluator, self.log = encoded, evaluator, log
-
-    @functools.cached_property
-    def vectors_SH(self) -> tf.Tensor:
-        """Features of all samples, float32 (S, H)."""
-        self.log(f"extracting features of {len(self)} rows, once")
-        vectors_SH = self.evaluator.outputs(self.encoded)["vector"]
-        with tf.device(HOST):
-            return tf.constant(vectors_SH)
-
-    def _inputs(self, batch_size: int) -> Inputs:
-        vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
-        return lambda numbers_b: {"vector": tf.gather(vectors_SH, numbers_b)}
 
 
 def _not_finite(numbers, outputs):

@@ -22,6 +22,8 @@ from bert_tf.weights.pretrained_encoder import Encoder
 from tasks.data.examples import Tensors
 
 HEAD_DROPOUT_ID = 2**15  # Larger than all dropout ids of the encoder.
+# Vectors of texts for a head: [CLS] through the pooler, as published, or the mean of all tokens.
+TEXT_POOLING = ("pooled", "mean")
 
 
 class EncoderModel(keras.Model):
@@ -67,17 +69,22 @@ class HeadModel(EncoderModel):
     Args:
         config: Configuration of the encoder.
         units: Outputs of the head.
+        pooling: A key of TEXT_POOLING: what the scores of a text are computed from.
         **kwargs: Arguments of keras.Model.
     """
 
     has_head_dropout = True
 
-    def __init__(self, config: BertConfig, units: int, **kwargs):
+    def __init__(self, config: BertConfig, units: int, pooling: str = "pooled", **kwargs):
         # Keras would round token ids that are floats, as in a graph for GPUs, to the compute dtype.
         super().__init__(autocast=False, **kwargs)
         self.config, self.units = config, units
         self.encoder = Encoder(config, dtype=self.dtype_policy)
         self.head = dense(config, units, "classifier", "float32")
+        if pooling == "mean":
+            self.uses_pooler = False
+            # The published initializer is too narrow: with few rows such a head hardly learns.
+            self.head.kernel_initializer = keras.initializers.GlorotUniform()
         self.build()
 
     def build(self, inputs_shape: object = None) -> None:
@@ -98,8 +105,11 @@ class HeadModel(EncoderModel):
     def text_scores(
         self, inputs: Tensors, training: bool = False, seed: tf.Tensor | None = None
     ) -> tf.Tensor:
-        """Return the scores `(B, C)` of pooled [CLS] vectors; the encoder draws a missing seed."""
+        """Return the scores `(B, C)` of texts; the encoder draws a missing seed."""
         seed = self.encoder.dropout_seed(training, seed)
+        if not self.uses_pooler:
+            sequence = self.encoder(inputs, training=training, seed=seed)["sequence"]
+            return self.scores(mean_of_tokens(sequence, inputs), seed)
         pooled_BH = self.encoder(inputs, training=training, seed=seed, pooled_only=True)["pooled"]
         return self.scores(pooled_BH, seed)
 

@@ -303,7 +303,11 @@ class Serving:
         self._first_calls = FirstCalls()
 
     def call(
-        self, signature: str, columns: Mapping[str, list], batch_size: int = ROWS_PER_CALL
+        self,
+        signature: str,
+        columns: Mapping[str, list],
+        batch_size: int = ROWS_PER_CALL,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> dict[str, np.ndarray]:
         """Call a signature.
 
@@ -311,28 +315,27 @@ class Serving:
             signature: Its name.
             columns: N strings, or lists of strings, by input name.
             batch_size: Rows per call.
+            progress: Receives the number of rows that are done.
 
         Returns:
             `{name: array (N, ...)}`, with `str` for strings. Batches of different widths are padded
             as the rows of a batch are, mostly with "" and -1.
         """
         function = self.signatures[signature]
-        parts = [
-            {
-                name: _with_str(values.numpy())
-                for name, values in self._first_calls.call(
-                    signature, function, *texts.values()
-                ).items()
-            }
-            for texts in Examples(dict(columns), []).slices(batch_size)
-        ]
-        return {
+        parts: list[dict[str, np.ndarray]] = []
+        for texts in Examples(dict(columns), []).slices(batch_size):
+            outputs = self._first_calls.call(signature, function, *texts.values())
+            parts.append({name: _with_str(values.numpy()) for name, values in outputs.items()})
+            progress(len(parts) * batch_size)
+        outputs = {
             name: concat_padded(
                 [part[name] for part in parts],
                 self.fillers.get(name, "" if values.dtype == object else -1),
             )
             for name, values in parts[0].items()
         }
+        is_prediction = signature == "serving_default"
+        return dict(self.task.with_word_outputs(outputs, columns)) if is_prediction else outputs
 
     def predict_rows(self, columns: Mapping[str, list], batch_size: int) -> list[dict[str, Any]]:
         """Return the prediction per row as a dict of JSON types, without padding; see `call`."""
@@ -347,10 +350,11 @@ class Serving:
     def output_types(self) -> dict[str, tuple[str, int]]:
         """Return the name of the dtype and the number of list levels per predicted output."""
         function = self.signatures["serving_default"].get_concrete_function()
-        return {
+        types = {
             name: (spec.dtype.name, spec.shape.rank - 1)
             for name, spec in function.structured_outputs.items()
         }
+        return {**types, **self.task.word_output_types}
 
 
 class ServingFunctions(Serving):

@@ -118,9 +118,31 @@ class Preprocessor(keras.layers.Layer):
         else:
             parts = inputs if isinstance(inputs, list | tuple) else [inputs]
             texts = dict(zip(names, parts, strict=True))
-        texts = {name: truncate_utf8(tf.reshape(values, [-1])) for name, values in texts.items()}
-        windows = self.task.encode(texts, self.tokenizer.tokenize, self.vocabulary)
-        return to_padded(windows.packed, self.vocabulary)
+        return self.encode({name: tf.reshape(values, [-1]) for name, values in texts.items()})
+
+    def encode(self, texts: Mapping[str, tf.Tensor], length: int | None = None) -> dict:
+        """Return the inputs of the model for strings of a batch, in the graph.
+
+        Args:
+            texts: Strings `(B,)` by input name; `(B, C)` for lists, such as choices.
+            length: Tokens per row; by default those of the longest one.
+
+        Raises:
+            UserError: If a row of the task may become several sequences.
+        """
+        task = self.task
+        if task.has_windows:
+            raise UserError(
+                f"x: expected lists of strings, since a row of {task.kind} may become several "
+                "sequences, received a dataset of strings"
+            )
+        texts = {name: truncate_utf8(values) for name, values in texts.items()}
+        windows = task.encode(texts, self.tokenizer.tokenize, self.vocabulary)
+        inputs = to_padded(windows.packed, self.vocabulary, length)
+        if windows.choice_W is not None:
+            (name,) = task.INPUT_RANKS
+            inputs["windows"] = windows.choice_grid(*tf.unstack(tf.shape(texts[name])))
+        return inputs
 
     def compute_output_spec(self, inputs: Any) -> dict[str, keras.KerasTensor]:
         """Return the symbolic outputs; Keras asks for them before it loads the vocabulary."""

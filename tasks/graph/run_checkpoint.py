@@ -63,12 +63,7 @@ class RunCheckpoint:
             if checkpoint
             else run.checkpoints.best_or_latest_step()
         )
-        tuned: dict[str, Any] | None
-        if run.task is None:
-            task, tuned = masked_lm_task(run.config), None
-        else:
-            task, tuned = task_at(run, step), tuned_at(run, step)
-        return cls(run, task, run.checkpoints.path(step), tuned)
+        return cls(run, task_at(run, step), run.checkpoints.path(step), tuned_at(run, step))
 
     @property
     def origin(self) -> str:
@@ -163,12 +158,22 @@ def tuned_at(run: Run, step: int) -> dict[str, Any] | None:
     tuned = run.checkpoints.info(step).get("tuned")
     if tuned is not None or "settings" in run.train:
         return tuned
-    task = task_from_dict(run.task or {})  # Of converted weights.
+    task = _task_of(run)  # Of converted weights.
     values = {name: getattr(task, name) for name in task.tunable_fields}
     return {"values": values, "metrics": {}} if values and not task.untuned_fields else None
 
 
 def task_at(run: Run, step: int) -> Task:
     """Return the run's task with the values tuned for the checkpoint at a step, if any."""
-    task = task_from_dict(run.task or {})
-    return task.with_tuned((tuned_at(run, step) or {}).get("values", {}))
+    return _task_of(run).with_tuned((tuned_at(run, step) or {}).get("values", {}))
+
+
+def _task_of(run):
+    """Return the task of a run without tuned values."""
+    if run.task is not None:
+        return task_from_dict(run.task)
+    task, settings = masked_lm_task(run.config), run.train.get("settings", {})
+    # Those of `MaskedLanguageModel.train`, which pretraining does not have.
+    known = {field.name for field in dataclasses.fields(task)} & settings.keys()
+    options = task.checked({name: settings[name] for name in known}, "train.json")
+    return dataclasses.replace(task, **options)

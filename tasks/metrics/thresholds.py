@@ -20,7 +20,7 @@ def parse_objective(text: str) -> tuple[str, float | None]:
     Raises:
         UserError: If it is none of these, or P or R is not in (0, 1].
     """
-    name, equals, number = text.partition("=")
+    name, equals, number = text.partition("=") if isinstance(text, str) else ("", "", "")
     if name == "f1" and not equals:
         return name, None
     try:

@@ -18,7 +18,8 @@ from bert_tf.system.scalars import to_python
 from tasks.base.task import Task, check_positive, task_class
 from tasks.base.task_types import default_settings, read_file
 from tasks.data.examples import Examples
-from tasks.data.readers.memory import as_list, is_missing, jsonable, without_axis
+from tasks.data.labels import loss_weight
+from tasks.data.readers.memory import as_list, jsonable, without_axis
 from tasks.data.readers.rows import BadRow, raise_bad_rows
 
 
@@ -112,13 +113,21 @@ def inputs_of(x: Any) -> Any:
 def first_batches(x: Any, steps: int | None, name: str = "steps") -> Any:
     """Return the first batches of a dataset; x itself if `steps` is `None`.
 
-    Raises UserError, with the name of the argument, if x is no dataset or the number is wrong.
+    Warns of a dataset of unknown length, which may have no end. Raises UserError, with the name of
+    the argument, if x is no dataset or the number is wrong.
     """
-    if steps is None:
-        return x
     if not isinstance(x, tf.data.Dataset):
+        if steps is None:
+            return x
         raise UserError(f"{name}: expected with a dataset only; pass the rows that are to be read")
-    return x.take(positive(name, steps))
+    if steps is not None:
+        return x.take(positive(name, steps))
+    if x.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+        warnings.warn(
+            f"reading a dataset of unknown length into memory; pass {name} if it has no end",
+            stacklevel=4,
+        )
+    return x
 
 
 def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
@@ -127,6 +136,8 @@ def check_dataset(dataset: tf.data.Dataset, **others: Any) -> None:
         if value is not None:
             contained = {"y": "labels", "sample_weight": "weights"}.get(name, "batches")
             raise UserError(f"{name}: expected none, since the dataset x contains the {contained}")
+    if dataset.cardinality() == 0:
+        raise UserError("x: expected at least one batch, received an empty dataset")
     if any(spec.shape.rank == 0 for spec in tf.nest.flatten(dataset.element_spec)):
         raise UserError("x: expected a dataset of batches, received single rows; call batch(32)")
 
@@ -144,7 +155,6 @@ def examples_of(
     y: Any = None,
     sample_weight: Any = None,
     class_weight: Mapping[Any, float] | None = None,
-    is_batch: bool = False,
     has_teacher: bool = False,
 ) -> Examples:
     """Return rows as `Examples` with labels in the representation of the task.
@@ -155,7 +165,6 @@ def examples_of(
         y: Labels.
         sample_weight: Loss weight per row.
         class_weight: Loss weight by label name or id.
-        is_batch: Whether the rows are a batch of a dataset; messages then number no labels.
         has_teacher: Whether the rows may have no labels, if the task can learn them.
 
     Raises:
@@ -179,7 +188,7 @@ def examples_of(
         y = as_list(column_of(task, y, not task.has_lists_of_labels), "y")
     if len(y) != count:
         raise UserError(f"y: expected {count} labels, one per row of x, received {len(y)}")
-    labels = task.encode_labels(y, texts, "y" if is_batch else "y[{}]", is_batch)
+    labels = task.encode_labels(y, texts)
     weights = _weights(task, labels, sample_weight, class_weight)
     return Examples(texts, labels, weights=weights)
 
@@ -213,16 +222,6 @@ def split(examples: Examples, fraction: Any) -> tuple[Examples, Examples]:
     return examples.filter(lambda row: row < first), examples.filter(lambda row: row >= first)
 
 
-def split_arrays(rows: tuple[Any, Any, Any], fraction: Any) -> tuple[Any, Any]:
-    """Return two parts of token ids, labels and weights, or `None`, as `split` does."""
-    first = _num_first(len(rows[0]["input_ids"]), fraction)
-
-    def part(rows_of_part):
-        return tf.nest.map_structure(lambda of: None if of is None else of[rows_of_part], rows)
-
-    return part(slice(first)), part(slice(first, None))
-
-
 def _num_first(count, fraction):
     """Return the number of rows for training."""
     fraction = to_python(fraction)
@@ -243,22 +242,8 @@ def column_of(task: Task, values: Any, is_scalar: bool = True) -> Any:
     if isinstance(values, Mapping) and len(task.losses) == 1 and set(values) == set(task.losses):
         (values,) = values.values()
     if getattr(task, "multi_label", False) and hasattr(values, "columns"):
-        names, labels = {str(name): name for name in values.columns}, getattr(task, "labels", ())
-        if set(names) != set(labels) or len(values.columns) != len(names):
-            raise UserError(
-                f"y: expected a table with the columns {', '.join(labels)}, received "
-                f"{', '.join(map(str, values.columns)):.80}"
-            )
-        columns = [as_list(values[names[label]], "y") for label in labels]
-        return np.column_stack([list(map(_multi_hot, column)) for column in columns])
+        return task.label_space.table(values)
     return without_axis(values) if is_scalar else values
-
-
-def _multi_hot(value):
-    """Return a multi-hot entry of a table as a float, which is no id; other values unchanged."""
-    if is_missing(value):
-        return math.nan
-    return float(value) if isinstance(value, int) else value
 
 
 def _weights(task, labels, sample_weight, class_weight):
@@ -272,40 +257,20 @@ def _weights(task, labels, sample_weight, class_weight):
             raise UserError(
                 f"sample_weight: expected {len(labels)} weights, one per row, received {len(given)}"
             )
-        weights = [_weight(f"sample_weight[{row}]", value) for row, value in enumerate(given)]
+        weights = [loss_weight(f"sample_weight[{row}]", value) for row, value in enumerate(given)]
     if class_weight is not None:
-        factors = class_factors(task, class_weight)
-        weights = [
-            weight * factors.get(label, 1.0) for weight, label in zip(weights, labels, strict=True)
-        ]
+        weights = (class_factors(task, class_weight)[labels] * weights).tolist()
     return tuple(weights)
 
 
-def class_factors(task: Task, class_weight: Mapping[Any, float]) -> dict[int, float]:
-    """Return class_weight, given by label name or id, by label id.
+def class_factors(task: Task, class_weight: Any) -> np.ndarray:
+    """Return class_weight, given by label name or id, as float64 `(C,)`.
 
     Raises UserError if the task has no classes, or a label or weight is wrong.
     """
     if not task.has_classes:
         raise UserError(f"class_weight: not supported by {task.kind}, which has no classes")
-    if not isinstance(class_weight, Mapping):
-        raise UserError(
-            f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
-        )
-    class_weight = to_python(dict(class_weight))
-    labels = task.encode_labels(list(class_weight), {}, "class_weight")
-    return {
-        label: _weight(f"class_weight: {name!r}", factor)
-        for label, (name, factor) in zip(labels, class_weight.items(), strict=True)
-    }
-
-
-def _weight(what, value):
-    """Return a loss weight as a float."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:
-        raise UserError(f"{what}: expected a number >= 0, received {value!r:.80}")
-    return float(value)
+    return task.label_space.factors(class_weight)
 
 
 def _read_dataset(dataset):

@@ -67,11 +67,12 @@ def load_model(
     weights = source.read()
     source = dataclasses.replace(source, task=source.task.for_weights(weights))
     record = source.run.train
+    trained = record.get("has_trained_pooler", True)
     model = model_class(source.task)(
         source.task,
         source.run.config,
         source.run.vocabulary,
-        record={"origin": source.origin},
+        record={"origin": source.origin, "has_trained_pooler": trained},
         has_new_head=record.get("has_new_head", False),
         frozen_layers=record.get("settings", {}).get("frozen_layers"),
         untrained=record.get("untrained"),

@@ -4,23 +4,20 @@
     model.fit(texts, labels)
     model.predict_rows(["My invoice is wrong."])[0]["label"]
 
-A `TaskModel` joins three parts: a preprocessor (strings to token ids), a network (token ids to
-outputs), and the task, which knows how rows become examples, and outputs predictions and metrics.
+A `TaskModel` is a Keras model on token ids. It joins three parts: a preprocessor (strings to token
+ids), a network (token ids to outputs), and the task, which knows how rows become examples, and
+outputs predictions and metrics. `fit` of strings makes one dataset of token ids and calls Keras
+with it; `predict` and `evaluate` of strings are those of the served model and of the task.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import math
 import os
-import re
 import threading
-import types
 import warnings
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Self
 
 import keras
@@ -28,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
-from bert_tf.errors import DivergenceError, UserError, argument_names
+from bert_tf.errors import UserError, argument_names
 from bert_tf.model.dense import initial_weights_seed
 from bert_tf.model.encoder import set_untrained
 from bert_tf.model.encoder import untrained as names_of_untrained
@@ -36,37 +33,40 @@ from bert_tf.runs.checkpoints import model_variables
 from bert_tf.runs.run import Run
 from bert_tf.system.processes import check_not_forked
 from bert_tf.system.scalars import to_python
+from bert_tf.text.encoder_inputs import to_padded
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train import compilation
 from bert_tf.train.compilation import is_accelerated, is_default
-from bert_tf.train.distribution import (
-    DTYPE_POLICIES,
-    distribute,
-    is_chief,
-    names_lost_worker,
-    use_precision,
-    warn_of_float16,
-)
-from bert_tf.train.losses import FunctionLoss, compares_examples
-from bert_tf.train.optimizer import NOT_FINITE, AdamBase, AdamW, FitSchedule
-from bert_tf.train.step import TrainStep, batch_counter, innermost, unstacked
+from bert_tf.train.distribution import DTYPE_POLICIES, distribute, warn_of_float16
+from bert_tf.train.losses import compares_examples
+from bert_tf.train.optimizer import AdamBase
+from bert_tf.train.step import TrainStep
 from bert_tf.weights import heads
 from bert_tf.weights.sources import PretrainedWeights, read_pretrained
 from tasks.base.task import Task, task_from_dict
-from tasks.base.task_types import default_settings
-from tasks.data.examples import EncodedExamples, Examples, stacked
-from tasks.data.readers.memory import as_list, columns_of, without_axis
-from tasks.data.windows import TokenCounter
-from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.base.task_types import default_settings, task_type
+from tasks.data.examples import EncodedExamples, Examples
+from tasks.data.readers.memory import columns_of, without_axis
+from tasks.graph.evaluation import Evaluator
 from tasks.graph.heads import EncoderModel
 from tasks.graph.pipeline import ROWS_PER_CALL, Pipeline, ServingFunctions
 from tasks.graph.preprocessor import Preprocessor
 from tasks.graph.run_checkpoint import PRETRAINED, RunCheckpoint
-from tasks.model import keras_names, streaming
+from tasks.model import run_training
+from tasks.model.compile_arguments import (
+    LossMeans,
+    check_outputs,
+    copy_of,
+    factors_by_output,
+    for_step,
+    losses_by_output,
+    metrics_by_output,
+    optimizer_of,
+)
+from tasks.model.fit_callback import FitCallback, training_errors
 from tasks.model.labelled_rows import (
     check_dataset,
     class_factors,
-    column_of,
     evaluation_examples,
     examples_of,
     first_batches,
@@ -74,33 +74,26 @@ from tasks.model.labelled_rows import (
     is_token_ids,
     positive,
     split,
-    split_arrays,
     unweighted,
 )
-from tasks.training.distillation import Distillation, Teacher, model_teacher, read_teacher
-from tasks.training.settings import TrainingSettings, recorded
-from tasks.training.training_run import TrainingRun, digests_of
+from tasks.model.private_keras import ReplicaMetrics, forget_resumed_epoch, with_num_steps
+from tasks.model.string_batches import checked, to_token_ids
+from tasks.training.training_run import has_trained_pooler
 
-_PUBLISH = "expected export.publish(model, 'MODELS/name'), which writes a SavedModel of strings"
 _COMMON_OPTIONS = (
-    *("max_seq_length", "seed", "dtype", "do_lower_case", "frozen_layers", "keep_head"),
+    "max_seq_length",
+    "seed",
+    "dtype",
+    "do_lower_case",
+    "frozen_layers",
+    "keep_head",
 )
 _DTYPES = tuple(dict.fromkeys(DTYPE_POLICIES.values()))  # Weights and outputs are float32.
-_TRAINED, _LOADED, _UNFINISHED = ", trained with fit", ", loaded weights", ", unfinished"
-# The origin of weights as `load_model` or `train` left them.
-_OF_RUN = re.compile(rf"run (?P<path>.+?)(/checkpoints/step-\d+|(?P<unfinished>{_UNFINISHED}))")
-_NO_PARTS = (
-    "gradient_accumulation_steps: expected rows in memory; call train, or compile without it"
-)
-# Fields of `TrainingSettings` that are arguments of `train`.
-_SETTINGS = tuple(
-    field.name
-    for field in dataclasses.fields(TrainingSettings)
-    if not field.metadata.get("of_model")
-)
+# Stages of the head: untrained, with the weights that it came with, trained with fit.
+_NEW, _KEPT, _TRAINED = 0.0, 1.0, 2.0
 
 
-class TaskModel(EncoderModel):
+class TaskModel(ReplicaMetrics, EncoderModel):
     """Base class of the models of the task types.
 
     Subclasses define `task_class`, whose `from_options` reads the `options` of `from_pretrained`.
@@ -113,14 +106,14 @@ class TaskModel(EncoderModel):
         seed: Seed of the order of rows and of dropout in `fit`.
         frozen_layers: Number of lowest encoder layers that are not trained, with the embeddings.
         record: What a run directory records about the origin of the weights.
-        has_new_head: Whether the head is untrained, so that `fit` initializes it from its rows.
+        has_new_head: Whether the head is untrained.
         untrained: Names of the variables that are not trained, of a Keras config, since `trainable`
             may have been set; by default those of `frozen_layers`.
-        dtype: Keras dtype policy, "float32", "mixed_bfloat16" or "mixed_float16".
+        dtype: Keras dtype policy, "float32", "mixed_bfloat16" or "mixed_float16"; by default the
+            global policy of Keras.
         **kwargs: Arguments of keras.Model.
 
     Attributes:
-        task: The task: labels, lengths, thresholds.
         config: The `BertConfig`.
         preprocessor: `Preprocessor`, from strings to token ids.
         network: Encoder and head, from token ids to outputs.
@@ -136,14 +129,12 @@ class TaskModel(EncoderModel):
     _serving: Any = None
     _evaluator: Any = None
     _step: Any = None
-    _loss_means: Any = None
     _compile_arguments: Any = None
-    _num_stacked = 1  # Parts of the batches that Keras receives; several in `fit` only.
 
     def __init__(
         self,
-        task: Task | Mapping[str, Any],
-        config: BertConfig | Mapping[str, Any],
+        task: Task | Mapping[str, Any] | None = None,
+        config: BertConfig | Mapping[str, Any] | None = None,
         vocabulary: Vocabulary | None = None,
         *,
         network: keras.Model | None = None,
@@ -152,18 +143,21 @@ class TaskModel(EncoderModel):
         record: Mapping[str, Any] | None = None,
         has_new_head: bool = True,
         untrained: Collection[str] | None = None,
-        dtype: Any = "float32",
+        dtype: Any = None,
         **kwargs: Any,
     ) -> None:
+        if task is None or config is None:
+            name = type(self).__name__
+            raise UserError(
+                f"{name}(): expected {name}.from_pretrained(PATH, ...), which has weights"
+            )
         task = task_from_dict(task) if isinstance(task, Mapping) else task
         config = config if isinstance(config, BertConfig) else BertConfig.from_dict(config)
         kwargs.pop("name", None)  # The name is part of the names of variables in checkpoints.
         # Keras would round features and token ids that are floats to the compute dtype.
         super().__init__(name=task.kind, dtype=_dtype_policy(dtype), autocast=False, **kwargs)
         warn_of_float16(self.dtype_policy.name)
-        self.seed = to_python(seed)
-        self.has_new_head = has_new_head and task.has_head
-        self.config = config
+        self.seed, self.config = to_python(seed), config
         # Keras would replace a dict by a tracked copy.
         object.__setattr__(self, "record", dict(record or {}))
         self._created_in, self._process = tf.distribute.get_strategy(), os.getpid()
@@ -176,8 +170,33 @@ class TaskModel(EncoderModel):
             set_untrained(self.network, untrained)
         # Of which runs consist.
         object.__setattr__(self, "_shapes", _shapes(self.network))
-        self.preprocessor = Preprocessor.of(task, config, vocabulary)
+        # Not a layer that Keras tracks: it would refuse to compile the step, which has no strings.
+        preprocessor = Preprocessor.of(task.with_tuned({}), config, vocabulary)
+        object.__setattr__(self, "preprocessor", preprocessor)
+        self.loss_means = LossMeans(task.losses)
+        # What belongs to the weights is loaded and saved with them, and ends with a train step.
+        stage = _NEW if has_new_head and task.has_head else _KEPT
+        self._stage = self._state("stage", (), stage)
+        tuned = {
+            name: self._state(name, shape, float("nan"))
+            for name, shape in task.tunable_fields.items()
+        }
+        object.__setattr__(self, "_tuned", tuned)
+        self._set_tuned(task)
+        # Read by the datasets of `dataset`, set by `fit`.
+        object.__setattr__(self, "_epoch", tf.Variable(0, dtype=tf.int64, trainable=False))
         self.built = True
+
+    def _state(self, name, shape, value):
+        """Return a variable that belongs to the weights."""
+        return self.add_weight(
+            shape=shape,
+            initializer=keras.initializers.Constant(value),
+            dtype="float64",
+            trainable=False,
+            name=name,
+            aggregation="only_first_replica",
+        )
 
     @classmethod
     @argument_names()
@@ -187,7 +206,7 @@ class TaskModel(EncoderModel):
         *,
         max_seq_length: int | None = None,
         seed: int = 0,
-        dtype: str = "float32",
+        dtype: str | None = None,
         do_lower_case: bool | None = None,
         frozen_layers: int | None = None,
         keep_head: bool = True,
@@ -202,7 +221,7 @@ class TaskModel(EncoderModel):
                 the path whose options are kept, else 128 (256 for TextRanker, 384 for
                 QuestionAnswerer, 512 for MaskedLanguageModel).
             seed: Seed of the head, of the order of rows and of dropout.
-            dtype: Keras dtype policy.
+            dtype: Keras dtype policy; by default the global one.
             do_lower_case: Overrides the setting of the pretrained weights.
             frozen_layers: Number of lowest encoder layers that are not trained.
             keep_head: Keeps the head of fine-tuned weights if task type and labels match; warns
@@ -256,7 +275,8 @@ class TaskModel(EncoderModel):
         """Return the options of the task; those that are not given are those of the weights."""
         source, kind = pretrained.run_task or {}, cls.task_class.kind
         brought = heads.options_of(pretrained.task or {}, kind, cls.options, given)
-        options = {**brought, **cls.task_class.options_from(source, given), **given}
+        trained = pretrained.has_trained_pooler
+        options = {**brought, **cls.task_class.options_from(source, given, trained), **given}
         if "labels" in cls.options and "labels" not in options:
             found = f"a {pretrained.task['kind']} head" if pretrained.task else "no head"
             raise UserError(
@@ -301,8 +321,9 @@ class TaskModel(EncoderModel):
             model = cls(task, pretrained.config, pretrained.vocabulary, seed=seed, **kwargs)
             head = pretrained.head_for(task.to_dict(), keep_head)
             pretrained.assign_to(model.network, head)
-        model.has_new_head = (head is None or pretrained.has_new_head) and task.has_head
+        model.has_new_head = head is None or pretrained.has_new_head
         model.record["origin"] = pretrained.origin_in(model.network, head)
+        model.record["has_trained_pooler"] = pretrained.has_trained_pooler
         return model
 
     # Parts.
@@ -314,8 +335,47 @@ class TaskModel(EncoderModel):
 
     @property
     def task(self) -> Task:
-        """The task, with the values that were tuned."""
-        return self.preprocessor.task
+        """The task, with the values that were tuned for the weights."""
+        task = self.preprocessor.task
+        if not self._tuned:
+            return task
+        values = {name: variable.numpy().tolist() for name, variable in self._tuned.items()}
+        return task.with_tuned(
+            {name: value for name, value in values.items() if not np.isnan(value).any()}
+        )
+
+    def _set_tuned(self, task):
+        """Keep the tuned values of a task."""
+        for name, variable in self._tuned.items():
+            value = getattr(task, name)
+            variable.assign(np.full(variable.shape, np.nan if value is None else value))
+
+    @property
+    def has_new_head(self) -> bool:
+        """Whether the head is untrained; set it to False after a training loop of your own."""
+        return bool(self._stage.numpy() == _NEW)
+
+    @has_new_head.setter
+    def has_new_head(self, value: bool) -> None:
+        self._stage.assign(_NEW if value and self.preprocessor.task.has_head else _KEPT)
+
+    @property
+    def origin(self) -> str:
+        """The origin of the weights, as a run directory records it."""
+        is_trained = bool(self._stage.numpy() == _TRAINED)
+        return self.record.get("origin", "new weights") + ", trained with fit" * is_trained
+
+    def set_source(self, origin: str, task: Task) -> None:
+        """Record that `train` has changed the weights: their origin, and the values tuned for them.
+
+        Args:
+            origin: The run, as a run directory records it.
+            task: The task, with its tuned values.
+        """
+        self.record["origin"] = origin
+        self.record["has_trained_pooler"] = has_trained_pooler(self.record, self.network)
+        self._stage.assign(_KEPT)
+        self._set_tuned(task)
 
     @property
     def encoder(self) -> keras.layers.Layer:
@@ -343,26 +403,18 @@ class TaskModel(EncoderModel):
         check_not_forked(self._process)
         with self._graph_lock:
             # A tuned task has other thresholds in its graph. New weights need no other graph.
-            if self._serving is None or self._serving.task != self.task:
+            task = self.task
+            if self._serving is None or self._serving.task != task:
                 tokenizer = self.preprocessor.tokenizer
                 strategy = self.distribute_strategy
                 is_on_gpu = is_accelerated(strategy) and not isinstance(
                     strategy, tf.distribute.TPUStrategy
                 )
-                pipeline = self.pipeline_class(
-                    self.task, tokenizer, self.network, is_on_gpu=is_on_gpu
-                )
+                pipeline = self.pipeline_class(task, tokenizer, self.network, is_on_gpu=is_on_gpu)
                 self._serving = ServingFunctions(pipeline)
             return self._serving
 
     # Calls.
-
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> dict[str, tf.Tensor]:
-        """Convert Python strings to token ids first, since Keras accepts tensors only."""
-        check_not_forked(self._process)
-        if not isinstance(inputs, Mapping) or set(self.task.input_names) & set(inputs):
-            inputs = self.preprocessor(inputs)
-        return super().__call__(inputs, *args, **kwargs)
 
     def call(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
@@ -370,7 +422,7 @@ class TaskModel(EncoderModel):
         """Map token ids to the outputs of the network.
 
         Args:
-            inputs: Batch of the encoder; strings are converted before.
+            inputs: Batch of the encoder, as `preprocess` returns it.
             training: Turns dropout on.
             seed: int64 `(2,)`, the dropout seed; drawn by the encoder if `None`. That of `fit` is a
                 function of the model's seed, the step and the replica, so that a resumed `fit`
@@ -390,9 +442,9 @@ class TaskModel(EncoderModel):
         """Return the predictions of rows, as the served model returns them.
 
         Args:
-            x: Strings, see `fit`. Dicts of token ids return the network's outputs instead.
-            batch_size: Rows per call of the traced function; by default 1024, of token ids 64.
-            verbose: As in Keras for token ids; nothing is printed for strings.
+            x: Strings, see `fit`. Token ids go to Keras, and return the network's outputs.
+            batch_size: Rows per call of the traced function; by default 1024.
+            verbose: As in Keras.
             steps: Batches of a dataset that are read; by default all.
             callbacks: As in Keras, for token ids only.
 
@@ -404,19 +456,21 @@ class TaskModel(EncoderModel):
             UserError: If x has no rows, or rows that are no strings.
         """
         if is_token_ids(x):
-            # As in `evaluate`; strings are chunked further by their numbers of tokens.
-            batch_size = 64 if batch_size is None else batch_size
             return super().predict(x, batch_size, verbose, steps, callbacks)
-        columns, batch_size = self._rows_to_predict(x, batch_size, verbose, steps, callbacks)
-        self._warn_if_untrained()
-        return self.serving.call("serving_default", columns, batch_size)
+        return self._served("serving_default", x, batch_size, verbose, steps, callbacks)
 
-    def _rows_to_predict(self, x, batch_size=None, verbose="auto", steps=None, callbacks=None):
-        """Return strings by input name, and the rows per call; arguments as of `predict`."""
-        batch_size = ROWS_PER_CALL if batch_size is None else batch_size
-        x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
+    def _served(
+        self, signature, x, batch_size=None, verbose="auto", steps=None, callbacks=None, *, more=()
+    ):
+        """Return the outputs of a signature for strings; `more` are inputs of all rows by name."""
         _check_no_callbacks(callbacks)
-        return self._columns(x), batch_size
+        batch_size = positive("batch_size", ROWS_PER_CALL if batch_size is None else batch_size)
+        columns = self._columns(first_batches(x, steps))
+        count = len(next(iter(columns.values())))
+        columns |= {name: [value] * count for name, value in dict(more).items()}
+        self._warn_if_untrained()
+        progress = _progress(count, batch_size, verbose)
+        return self.serving.call(signature, columns, batch_size, progress)
 
     @argument_names()
     def predict_rows(self, x: Any, batch_size: int = ROWS_PER_CALL) -> list[dict[str, Any]]:
@@ -428,9 +482,11 @@ class TaskModel(EncoderModel):
     def _warn_if_untrained(self):
         untuned = self.task.untuned_fields
         if self.has_new_head:
-            warn_of_new_head(self, stacklevel=4)
-        elif untuned and self.task.predicts_untuned and not self.task.tunes_without_request:
-            warnings.warn(f"{', '.join(untuned)}: never tuned; call tune(x, y)", stacklevel=4)
+            warn_of_new_head(self, stacklevel=5)
+        elif untuned and not (
+            self.task.tunes_without_request or task_type(self.task.kind).needs_dev
+        ):
+            warnings.warn(f"{', '.join(untuned)}: never tuned; call tune(x, y)", stacklevel=5)
 
     def tokenize(self, x: Any) -> dict[str, np.ndarray]:
         """Return token ids, mask, segments and character offsets, int32 `(N, L)` or `(N, W, L)`."""
@@ -453,6 +509,67 @@ class TaskModel(EncoderModel):
     def _columns(self, x):
         return self.task.columns(inputs_of(x))
 
+    # From strings to datasets.
+
+    @argument_names()
+    def dataset(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+    ) -> tf.data.Dataset:
+        """Return the batches (token ids, labels, weights) that `fit` of strings trains on.
+
+        `fit` of this dataset draws the same order in each epoch.
+
+        Args:
+            x: Strings, see `fit`.
+            y: Labels, see `fit`.
+            sample_weight: Loss weight per row.
+            batch_size: Sequences per step over all replicas; by default that of the task type.
+            shuffle: Draws the order anew in each epoch, as a function of (seed, epoch).
+        """
+        encoded = self._training_rows(examples_of(self.preprocessor.task, x, y, sample_weight))
+        if self._num_replicas > 1:  # Keras divides these batches.
+            encoded.layout, encoded.static_shape = to_padded, True
+        return encoded.epoch_batches(
+            global_batch_size=self._batch_size(batch_size),
+            seed=self.seed,
+            epoch=self._epoch,
+            shuffle=shuffle,
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def preprocess(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Map a batch of strings to token ids, for `tf.data.Dataset.map`.
+
+            dataset = tf.data.Dataset.from_tensor_slices((texts, labels)).batch(32)
+            model.fit(dataset.map(model.preprocess))
+
+        Args:
+            x: Strings `(B,)`; for several inputs a tuple, or a dict by name.
+            y: Labels; names or ids, see `fit`.
+            sample_weight: Loss weights `(B,)`.
+
+        Returns:
+            Dict of int32 `(B, L)`: "input_ids", "input_mask" and "segment_ids"; with labels, a
+            tuple of it, labels by output, and loss weights `(B,)` by output.
+
+        Raises:
+            UserError: If rows of the task may have several sequences, or labels need the tokens.
+        """
+        return self._preprocessed(x, y, sample_weight)
+
+    def _preprocessed(self, x, y=None, sample_weight=None, factors_C=()):
+        """Do what `preprocess` does; `factors_C` are loss weights by label."""
+        length = self.preprocessor.task.max_seq_length if self._is_compiled else None
+        return to_token_ids(
+            self.preprocessor, x, y, sample_weight, factors_C=factors_C, length=length
+        )
+
     # Training.
 
     @argument_names()
@@ -462,26 +579,27 @@ class TaskModel(EncoderModel):
         loss: Any = "auto",
         *,
         metrics: Any = None,
-        weighted_metrics: Any = "auto",
+        weighted_metrics: Any = None,
+        loss_weights: Any = None,
         learning_rate: float | None = None,
         warmup_proportion: float = 0.1,
         schedule: str = "released",
         layer_decay: float = 1.0,
         jit_compile: bool | str = "auto",
-        gradient_accumulation_steps: int = 1,
         **kwargs: Any,
     ) -> None:
         """Configure training.
 
         Args:
-            optimizer: "auto" is AdamW with weight decay 0.01, clipping at 1 and bias correction. An
-                unused one that was created outside of the scope of the replicas is copied into it.
-            loss: "auto" is the task's loss, a mean over all replicas. Names of Keras are those of
-                losses of logits, such as "sparse_categorical_crossentropy".
-            metrics: Keras metrics of training; with one output, of that output. Keras gives them no
-                weights: unlike an accuracy, they count padding, and rows that fill a batch up.
-            weighted_metrics: Keras metrics that do not, weighted as the loss. "auto" is the
-                accuracy, if the task has one.
+            optimizer: "auto" is AdamW with weight decay 0.01, clipping at 1 and bias correction.
+                Otherwise as in Keras.
+            loss: "auto" is the task's loss, a mean over all replicas; or an object of Keras for
+                logits, or a function.
+            metrics: "accuracy", if the task has one, and metrics of Keras. Keras gives these no
+                weights: they count padding, and rows that fill a batch up.
+            weighted_metrics: Metrics that are weighted as the loss. By default, the accuracy is the
+                only metric.
+            loss_weights: As in Keras.
             learning_rate: Peak learning rate; by default that of the task type (5e-5; ranking 2e-5;
                 anomaly 3e-3). Another schedule than those below is part of the optimizer, as in
                 AdamW(schedule).
@@ -492,126 +610,68 @@ class TaskModel(EncoderModel):
             jit_compile: Compiles the step with XLA, on batches of few shapes. "auto" does so on
                 GPUs and TPUs, those of the machine that loads a saved model. On several, a loss
                 that compares the rows of a batch turns it off.
-            gradient_accumulation_steps: Parts of a batch that are computed one after the other,
-                which takes less memory; the loss is that of the complete batch, as in `train`. For
-                rows in memory.
-            **kwargs: Other arguments of keras.Model.compile.
+            **kwargs: Other arguments of keras.Model.compile, unchanged.
 
         Raises:
             UserError: If an argument is wrong, or does not fit the task.
         """
         self._check_trainable("compile")
-        of_auto: dict[str, Any] = {
+        of_auto = {
             "learning_rate": learning_rate,
             "warmup_proportion": warmup_proportion,
             "schedule": schedule,
             "layer_decay": layer_decay,
         }
-        settings, defaults = TrainingSettings(**to_python(of_auto)), TrainingSettings()
-        for name in of_auto:
-            if optimizer != "auto" and getattr(settings, name) != getattr(defaults, name):
-                raise UserError(
-                    f"{name}: expected with optimizer='auto' only; set it in the given optimizer"
-                )
-        keras_names.check_outputs(self.task, loss_weights=kwargs.get("loss_weights"))
-        with self.distribute_strategy.scope():
-            if optimizer == "auto":
-                peak = settings.learning_rate or self.fit_defaults["learning_rate"]
-                is_continuous = schedule == "continuous"
-                optimizer = AdamW(
-                    FitSchedule(peak, settings.warmup_proportion, is_continuous),
-                    layer_decay=settings.layer_decay,
-                    scales_loss=self.dtype_policy.name == "mixed_float16",
-                )
-            of_outputs = keras_names.compile_arguments(self.task, loss, metrics, weighted_metrics)
-            self._compile(
-                optimizer=_of_scope(optimizer),
-                **of_outputs,
-                is_compiled=jit_compile if jit_compile == "auto" else bool(jit_compile),
-                gradient_accumulation_steps=positive(
-                    "gradient_accumulation_steps", gradient_accumulation_steps
-                ),
+        given = {"loss": loss, "metrics": metrics, "weighted_metrics": weighted_metrics}
+        given |= {"loss_weights": loss_weights, "jit_compile": jit_compile}
+        arguments = {"optimizer": optimizer, **of_auto, **given, **kwargs}
+        # Keras would replace a dict by a tracked copy.
+        object.__setattr__(self, "_compile_arguments", arguments)
+        task, strategy = self.preprocessor.task, self.distribute_strategy
+        with strategy.scope():
+            optimizer = optimizer_of(self, optimizer, **of_auto)
+            losses = losses_by_output(task, loss)
+            check_outputs(task, losses, "loss_weights", loss_weights)
+            metrics, weighted_metrics = metrics_by_output(task, losses, metrics, weighted_metrics)
+            is_compiled = is_accelerated(strategy) if jit_compile == "auto" else bool(jit_compile)
+            if self._num_replicas > 1 and compares_examples(losses.values()):
+                is_compiled = False  # XLA does not gather the outputs of other replicas.
+            if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
+                kwargs.setdefault("auto_scale_loss", False)  # Keras would scale it again.
+            super().compile(
+                optimizer=optimizer,
+                loss=losses,
+                loss_weights=loss_weights,
+                metrics=metrics or None,
+                weighted_metrics=weighted_metrics or None,
+                # Keras would compile the calls of all replicas as one program, in which XLA cannot
+                # sum their gradients.
+                jit_compile=is_compiled and is_default(strategy),
                 **kwargs,
             )
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compile with the configuration of a saved model; called by Keras."""
-        self._compile(**keras.saving.deserialize_keras_object(config))
+            # Variables made inside of the first step would double the time to trace it.
+            self.optimizer.build(self.trainable_variables)
+        self.loss_means.loss_weights = factors_by_output(losses, loss_weights)
+        self._step = TrainStep(
+            self,
+            {name: for_step(given) for name, given in losses.items()},
+            self.optimizer,
+            strategy,
+            self.seed,
+            is_compiled=is_compiled,
+            loss_weights=self.loss_means.loss_weights,
+        )
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return the arguments of `compile`; called by Keras."""
         config: Any = super().get_compile_config()
-        if config:
-            # As given, since "auto" depends on the devices of the process.
-            config["is_compiled"] = self._compile_arguments["is_compiled"]
-            config["gradient_accumulation_steps"] = self._num_parts
-            del config["jit_compile"]
+        if config:  # As given, since "auto" depends on the devices of the process.
+            config["jit_compile"] = self._compile_arguments["jit_compile"]
         return config
 
-    @property
-    def _num_parts(self):
-        """The number of parts of a batch that are computed one after the other."""
-        return self._step.accumulation_steps if self._step else 1
-
-    def _compile(
-        self, *, loss, is_compiled, gradient_accumulation_steps, loss_weights=None, **arguments
-    ):
-        """Compile; the arguments are those of Keras, with losses by output."""
-        # Keras would track a dict, and save the metrics in it under other names than before.
-        self._compile_arguments = types.MappingProxyType(
-            {
-                **arguments,
-                "loss": loss,
-                "is_compiled": is_compiled,
-                "gradient_accumulation_steps": gradient_accumulation_steps,
-                "loss_weights": loss_weights,
-            }
-        )
-        if is_compiled == "auto":
-            is_compiled = is_accelerated(self.distribute_strategy)
-        optimizer = arguments.get("optimizer")
-        if isinstance(optimizer, AdamBase) and optimizer.scales_loss:
-            arguments.setdefault("auto_scale_loss", False)  # Keras would scale it again.
-        if self._num_replicas > 1 and compares_examples(loss.values()):
-            is_compiled = False  # XLA does not gather the outputs of other replicas.
-        # Keras would compile the calls of all replicas as one program, in which XLA cannot sum
-        # their gradients.
-        of_keras = is_compiled and is_default(self.distribute_strategy)
-        super().compile(loss=loss, loss_weights=loss_weights, jit_compile=of_keras, **arguments)
-        # Variables made inside of the first step would double the time to trace it.
-        self.optimizer.build(self.trainable_variables)
-        losses = {name: keras.losses.get(given) for name, given in loss.items() if given}
-        losses = {
-            name: given if isinstance(given, keras.losses.Loss) else FunctionLoss(given)
-            for name, given in losses.items()
-        }
-        if not isinstance(loss_weights, Mapping):
-            several = isinstance(loss_weights, list | tuple)
-            several = loss_weights if several else [loss_weights or 1.0] * len(losses)
-            loss_weights = dict(zip(losses, several, strict=True))
-        factors = {name: loss_weights.get(name, 1.0) for name in losses}
-        self._step = TrainStep(
-            *(self, losses, self.optimizer, self.distribute_strategy, self.seed),
-            is_compiled=is_compiled,
-            loss_weights=factors,
-            accumulation_steps=gradient_accumulation_steps,
-        )
-        # Keras would list it among the metrics, and keep that of a compilation before.
-        object.__setattr__(self, "_loss_means", keras_names.LossMeans(factors))
-
-    @property
-    def metrics(self) -> list[keras.metrics.Metric]:
-        """Metrics of Keras, and the exact means of the loss, which replace its own."""
-        return [*super().metrics, *([self._loss_means] if self.compiled else [])]
-
-    @property
-    def jit_compile(self) -> bool:
-        """Compilation with XLA as in Keras, if the network supports it, which gets no strings."""
-        return self.network.jit_compile
-
-    @jit_compile.setter
-    def jit_compile(self, value: bool) -> None:
-        self.network.jit_compile = value
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile with the arguments of a saved model; called by Keras."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
 
     def _check_trainable(self, method):
         """Raise UserError in the scope of another strategy, or if `compute_loss` is overridden."""
@@ -659,42 +719,35 @@ class TaskModel(EncoderModel):
     ) -> keras.callbacks.History:
         """Train on strings and labels; arguments as of keras.Model.fit.
 
-        Rows are tokenized once. All epochs are one dataset whose order is drawn from (seed, epoch),
-        so that a `fit` that BackupAndRestore resumes sees the same batches. Without it, fits in a
-        row count their epochs on.
+        Rows are tokenized once. Their order is a function of (seed, epoch), so that a `fit` that
+        BackupAndRestore resumes sees the same batches.
 
         Args:
             x: Strings: a list, tuple, NumPy array or pandas column; for two inputs a tuple of two,
                 or a dict or DataFrame with a column per input. Or `Rows` of `read_examples`, with
-                y, or a tf.data.Dataset of batches (x, y) or (x, y, sample_weight). TextClassifier
-                and TextRegressor read a dataset batch by batch in its own order, all others once.
-                Keras reads a dict of token ids, or a dataset of them; options that need all rows
-                are refused.
-            y: Labels per row: names or ids of classes, numbers, entities, answers or choices.
-                Integers are names if the labels are numbers that no ids could be; they are refused
-                if both are possible. In a dataset of token ids they are ids. Predicted labels are
-                names, as strings.
-            batch_size: Sequences per step over all replicas; by default that of the task type. A
-                dataset has its own.
-            epochs: By default those of the task type.
+                y. Or a tf.data.Dataset of batches (x, y) or (x, y, sample_weight) of strings, which
+                `preprocess` maps. Token ids, as a dict or a dataset, go to Keras as they are.
+            y: Labels per row: names or ids of classes, numbers, entities, answers or choices. With
+                token ids, ids.
+            batch_size: Sequences per step over all replicas; by default that of the task type.
+            epochs: By default those of the task type, and 1 for token ids.
             verbose: As in Keras.
             callbacks: As in Keras. Logs contain each metric of the task on the validation rows as
-                val_NAME.
+                val_NAME, and those of `compile`.
             validation_split: Fraction of the rows, the last ones, for validation.
             validation_data: Rows for validation: (x, y), `Rows` or a dataset. Every row counts
                 once.
-            shuffle: Draws the order of rows in memory anew in each epoch, from the model's seed.
-            class_weight: Loss weight by label name or id.
+            shuffle: Draws the order of rows anew in each epoch.
+            class_weight: Loss weight by label name or id; by id for token ids.
             sample_weight: Loss weight per row.
-            initial_epoch: Number of the first epoch.
-            steps_per_epoch: Steps per epoch; by default all rows once. More steps repeat the rows.
-                Required for a dataset of infinite length, and of unknown length if it is read batch
-                by batch. Of such datasets, others read the first steps_per_epoch * epochs batches.
+            initial_epoch: As in Keras.
+            steps_per_epoch: Steps of an epoch; by default all rows once. The rows of the next epoch
+                are those that follow.
             validation_steps: Batches of a dataset as `validation_data` that are read; by default
                 all.
-            validation_batch_size: Sequences per step and replica in validation and tuning, and for
-                the features of AnomalyDetector; by default 64.
-            validation_freq: Epochs per validation, or a list of epochs, counted from 1.
+            validation_batch_size: Sequences per step and replica in validation and tuning; by
+                default 64.
+            validation_freq: As in Keras.
 
         Returns:
             The Keras History.
@@ -704,334 +757,230 @@ class TaskModel(EncoderModel):
         """
         check_not_forked(self._process)
         self._check_trainable("fit")
-        self._initial_epoch = None  # Set by BackupAndRestore for one fit, but kept by Keras.
         if not self.compiled:
             self.compile()
-        strategy, is_compiled, parts = self.distribute_strategy, self._is_compiled, self._num_parts
+        forget_resumed_epoch(self)
+        size = 64 if validation_batch_size is None else validation_batch_size
+        size = positive("validation_batch_size", size)
+        is_ids, dev = is_token_ids(x), None
+        if validation_data is not None and not _has_token_ids(validation_data):
+            dev = self._dev_rows(validation_data, validation_steps)
+            validation_data = validation_steps = None
+        elif validation_data is not None:
+            several = isinstance(validation_data, list | tuple)
+            checked_x = self._checked(*(validation_data if several else [validation_data]))
+            validation_data = validation_data if several else checked_x
+        # Token ids and their arguments are those of Keras.
+        data: dict[str, Any] = {
+            "x": x,
+            "y": y,
+            "batch_size": batch_size,
+            "validation_split": validation_split,
+            "shuffle": shuffle,
+            "class_weight": class_weight,
+            "sample_weight": sample_weight,
+            "steps_per_epoch": steps_per_epoch,
+        }
+        if is_ids:
+            data["x"] = self._checked(x, y, sample_weight)
+            data["shuffle"] = shuffle and not isinstance(x, tf.data.Dataset)
+        elif isinstance(x, tf.data.Dataset):
+            data |= self._dataset_for_keras(**data)
+        else:
+            data, dev = self._rows_for_keras(dev, size, **data)
         callbacks = [] if callbacks is None else tf.nest.flatten(callbacks)
-        self._check_callbacks(callbacks)
-        of_keras = {"verbose": verbose, "initial_epoch": initial_epoch}
-        is_dataset = isinstance(x, tf.data.Dataset)
-        is_stream = is_dataset and (self.task.can_stream or is_token_ids(x))
-        if self._num_parts > 1 and (is_token_ids(x) or is_stream):
-            raise UserError(_NO_PARTS)
-        if is_stream and validation_split:
-            raise UserError(
-                "validation_split: expected none for a dataset; pass validation_data instead"
-            )
-        if is_token_ids(x):
-            return self._fit_token_ids(
-                *((x, y, sample_weight), class_weight, validation_data, validation_split),
-                batch_size=batch_size,
-                epochs=1 if epochs is None else epochs,
-                callbacks=callbacks,
-                shuffle=shuffle,
-                steps_per_epoch=steps_per_epoch,
+        encoded_dev, validate = None, None
+        if dev is not None:
+            task, evaluator = self.preprocessor.task, self.evaluator(size)
+            encoded_dev = task.training_data(self.encode_examples(dev), evaluator)
+            _warn(encoded_dev.token_counts.warnings("validation rows"))
+            validate = functools.partial(self._validate, encoded_dev, size, callbacks)
+        with training_errors(self):
+            history = super().fit(
+                **data,
+                epochs=epochs or (1 if is_ids else self.fit_defaults["epochs"]),
+                verbose=verbose,
+                callbacks=[FitCallback(self._epoch, validate, validation_freq), *callbacks],
+                validation_data=validation_data,
+                initial_epoch=initial_epoch,
                 validation_steps=validation_steps,
                 validation_batch_size=validation_batch_size,
                 validation_freq=validation_freq,
-                **of_keras,
             )
-        if is_dataset:
-            check_dataset(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
-        epochs = positive("epochs", self.fit_defaults["epochs"] if epochs is None else epochs)
-        if steps_per_epoch is not None:
-            steps_per_epoch = positive("steps_per_epoch", steps_per_epoch)
-            if is_dataset and not is_stream and x.cardinality() < 0:
-                # Of infinite or unknown length: only what training uses is read into memory.
-                x = x.take(steps_per_epoch * epochs)
-        size_of_dev = 64 if validation_batch_size is None else validation_batch_size
-        size_of_dev = positive("validation_batch_size", size_of_dev)
-        validation_freq = to_python(validation_freq)
-        if isinstance(validation_freq, str) or not isinstance(validation_freq, Container):
-            validation_freq = positive("validation_freq", validation_freq)
-        dev = first_step = encoded = counter = None
-        if validation_data is not None:
-            validation_data = first_batches(validation_data, validation_steps, "validation_steps")
-            try:
-                dev = evaluation_examples(self.task, validation_data)
-            except UserError as error:
-                raise UserError(f"validation_data: {error}") from None
-            self._check_dev(dev, "validation_data")
-        if is_stream:
-            num_steps, data = streaming.num_steps(x, steps_per_epoch), x
-            counter = self.serving.token_counter
-            counter.take()  # Of predictions.
-            # Keras knows the length of neither a distributed nor a prefetched dataset, and with
-            # steps_per_epoch it would stop at the end of a finite one.
-            is_prefetched = is_compiled and is_accelerated(strategy)
-            if steps_per_epoch is not None or self._num_replicas > 1 or is_prefetched:
-                steps_per_epoch, data = num_steps, x.repeat()
-
-            def batches_of(local):
-                return streaming.batches(
-                    *(self.serving.pipeline, data, class_weight),
-                    num_replicas=self._num_replicas,
-                    layout=compilation.layout(is_compiled, strategy),
-                    static_shape=is_compiled,
-                    select=local.select,
-                )
-
-        else:
-            size = self._batch_size(x, batch_size)
-            train = examples_of(self.task, x, y, sample_weight, class_weight)
-            if dev is None and validation_split:
-                train, dev = split(train, validation_split)
-                self._check_dev(dev, "validation_split")
-            selected = self._training_examples(train)
-            encoded = self._encode_for_fit(selected, size_of_dev)
-            _check_tokens(encoded.token_counts, "x")
-            lines = self.task.label_warnings(encoded)
-            num_unused = len(train) - len(selected)
-            if num_unused and self.task.fault_of_unused:
-                lines.append(
-                    f"{num_unused:,} of {len(train):,} rows, {self.task.fault_of_unused}, are not "
-                    "used for training"
-                )
-            for line in lines:
-                warnings.warn(f"x: {line}", stacklevel=3)
-            num_steps = steps_per_epoch = steps_per_epoch or math.ceil(len(encoded) / size)
-            # Fits in a row see other orders, unless one continues that of a process before.
-            first_epoch = max(_batches_seen(self) - initial_epoch * num_steps, 0) // num_steps
-            if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
-                first_epoch = 0
-            # A variable, because it is set after Keras has received the dataset.
-            first_step = tf.Variable(0, dtype=tf.int64, trainable=False)
-
-            def batches_of(local):
-                batches = encoded.training_batches(
-                    global_batch_size=size,
-                    num_epochs=epochs,
-                    seed=self.seed,
-                    steps_per_epoch=num_steps,
-                    first_step=first_step,
-                    first_epoch=first_epoch,
-                    num_replicas=self._num_replicas * parts,
-                    shuffle=shuffle,
-                    select=functools.partial(local.select, per_replica=parts),
-                )
-                return stacked(batches, parts, is_compiled)
-
-        batches = distribute(batches_of, strategy, is_compiled)
-        encoded_dev = None
-        if dev is not None:
-            encoded_dev = self._encode_for_fit(dev, size_of_dev)
-            _check_tokens(encoded_dev.token_counts, "validation rows")
-        if encoded is not None and self.has_new_head:
-            self.task.init_head(self.network, encoded)
-
-        def validate():
-            if not encoded_dev:
-                return {}
-            for callback in callbacks:
-                callback.on_test_begin(None)
-            metrics = self.evaluator(size_of_dev).metrics(encoded_dev)
-            for callback in callbacks:
-                callback.on_test_end(metrics)
-            return metrics
-
-        keras_names.set_directions(self.task, callbacks)
-        start = _Epochs(num_steps, epochs, first_step, validate, validation_freq, counter)
-        with self._changing_weights(), streaming.raising_row_errors():
-            history = super().fit(
-                batches,
-                epochs=epochs,
-                steps_per_epoch=steps_per_epoch,
-                callbacks=[start, *callbacks],
-                shuffle=False,  # The dataset is shuffled already.
-                **of_keras,
-            )
-        if encoded_dev is not None and self.task.tunable_fields:
-            self._tune(encoded_dev, size_of_dev)
+        if encoded_dev is not None and self._tuned:
+            self._tune(encoded_dev, size)
         return history
 
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        """Build the metrics; called by Keras.
+    def _checked(self, x, y=None, sample_weight=None):
+        """Return token ids whose labels are checked."""
+        with training_errors(self):
+            return checked(self.preprocessor.task, x, y, sample_weight)
 
-        On several replicas it would average their batches, which may differ in shape.
-        """
-        strategy = self.distribute_strategy
-        if is_default(strategy) or iterator is None:
-            super()._maybe_symbolic_build(iterator, data_batch)
-        elif self._compile_metrics and not self._compile_metrics.built:
-            _, _, batches = next(iter(iterator))
-            batch = tf.nest.map_structure(
-                lambda values: strategy.experimental_local_results(values)[0], next(batches)
-            )
-            if self._num_stacked > 1:
-                batch = tf.nest.map_structure(lambda values: values[0], batch)
-            x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            y, _ = self._targets(y, None, 1)
-            with strategy.scope():
-                outputs = self.network(x)
-                self._compile_metrics.build(y, {name: outputs[name] for name in y})
-
-    def _fit_token_ids(
-        self, rows, class_weight, dev, fraction, *, steps_per_epoch, epochs, callbacks, **kwargs
-    ):
-        """Train on token ids (x, y, sample_weight); arguments as of keras.Model.fit.
-
-        `dev` is its validation_data, and `fraction` its validation_split.
-        """
-        self._check_needs_no_rows()
-        x, y, sample_weight = rows
-        y = self._labels_of_token_ids(y)
-        if isinstance(sample_weight, list):
-            sample_weight = np.array(sample_weight)
-        if isinstance(dev, list | tuple):
-            dev_x, dev_y, *dev_weights = dev
-            dev = (dev_x, self._labels_of_token_ids(dev_y, "validation_data: y"), *dev_weights)
-        elif dev is None and fraction:
-            # Not by Keras, which would use the class weights in validation, too.
-            (x, y, sample_weight), dev = split_arrays((x, y, sample_weight), fraction)
-        # Not by Keras either, which combines class weights with no sample weights.
-        given = {} if class_weight is None else class_factors(self.task, class_weight)
-        of_task = getattr(self.task, "class_weights", ()) or [1.0] * len(self.labels or ())
-        factors = [given.get(label, 1.0) * factor for label, factor in enumerate(of_task)]
-        if set(factors) - {1.0}:
-            weigh = functools.partial(_with_class_weights, np.array(factors, np.float32))
-            if isinstance(x, tf.data.Dataset):
-                x = x.map(weigh)
-            else:
-                x, y, sample_weight = weigh(x, y, sample_weight)
-        batch_size, num_steps = kwargs["batch_size"] or 32, steps_per_epoch  # As in Keras.
-        if self._num_replicas > 1:
-            self._batch_size(x, batch_size)
-        if isinstance(x, tf.data.Dataset):
-            kwargs["shuffle"] = False  # Keras warns otherwise.
-            num_steps = streaming.num_steps(x, steps_per_epoch)
-            if steps_per_epoch is not None:
-                x = x.repeat()  # Keras would stop at the end of a finite one.
-        elif num_steps is None:
-            num_steps = math.ceil(len(x["input_ids"]) / batch_size)
-        with self._changing_weights():
-            return super().fit(
-                *(x, y),
-                sample_weight=sample_weight,
-                validation_data=dev,
-                steps_per_epoch=steps_per_epoch,
-                epochs=epochs,
-                callbacks=[_Epochs(num_steps, epochs), *callbacks],
-                **kwargs,
-            )
-
-    def _check_needs_no_rows(self):
-        """Raise UserError if batches of token ids do not suffice for training."""
-        task = self.task
-        needs_rows = {
-            "balanced_sampling": getattr(task, "balanced_sampling", False),
-            "prior_bias": self.has_new_head and getattr(task, "prior_bias", False),
-        }
-        for name, is_needed in needs_rows.items():
-            if is_needed:
-                raise UserError(
-                    f"x: {name} needs all rows; expected strings in fit, received token ids"
-                )
-        if task.trains_on_vectors:
+    def _dataset_for_keras(self, x, class_weight, **given):
+        """Return the arguments of Keras for a dataset of strings."""
+        names = ("y", "sample_weight", "batch_size")
+        check_dataset(x, **{name: given[name] for name in names})
+        if given["validation_split"]:
             raise UserError(
-                "x: an autoencoder would learn the anomalies among token ids, too; expected "
-                "strings in fit"
+                "validation_split: expected none for a dataset; pass validation_data instead"
             )
+        return {"x": self._stream(x, class_weight), "class_weight": None, "shuffle": False}
 
-    def _labels_of_token_ids(self, y, what="y", is_batch=False):
-        """Return the labels of token ids as Keras takes them: no list, and of classes the ids."""
-        y = column_of(self.task, y, is_scalar=self.task.has_classes)
-        if isinstance(y, list) and y and np.ndim(y[0]) == 0:
-            y = np.array(y)
-        # Other labels, such as probabilities, are for a loss of the user.
-        is_column = self.task.has_classes and getattr(y, "ndim", 0) == 1
-        if is_column and np.asarray(y).dtype.kind in "OSUiu":
-            y = np.array(self.task.encode_labels(as_list(y, what), {}, f"{what}[{{}}]", is_batch))
-        return y
+    def _rows_for_keras(
+        self,
+        dev,
+        dev_batch_size,
+        x,
+        y,
+        batch_size,
+        validation_split,
+        shuffle,
+        class_weight,
+        sample_weight,
+        steps_per_epoch,
+    ):
+        """Return the arguments of Keras for rows of strings, and the validation rows."""
+        examples = examples_of(self.preprocessor.task, x, y, sample_weight, class_weight)
+        if dev is None and validation_split:
+            examples, dev = split(examples, validation_split)
+            self._check_dev(dev, "validation_split")
+        encoded = self._training_rows(examples, dev_batch_size)
+        batch_size = self._batch_size(batch_size)
+        batches = self._distributed(encoded, batch_size, shuffle, steps_per_epoch)
+        return {"x": batches, "shuffle": False}, dev
 
-    def _check_callbacks(self, callbacks):
-        """Raise UserError for callbacks that would fail in the middle of a `fit`, or change it."""
-        schedules = keras.optimizers.schedules.LearningRateSchedule
-        setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+    def _validate(self, encoded, batch_size, callbacks):
+        """Return the metrics of validation rows; call callbacks as Keras does around it."""
         for callback in callbacks:
-            name = type(callback).__name__
-            if isinstance(callback, setters) and isinstance(
-                innermost(self.optimizer)._learning_rate, schedules
-            ):
-                raise UserError(
-                    f"callbacks: {name} requires a constant learning rate, but the optimizer has a "
-                    "schedule; call compile(AdamW(2e-5))"
-                )
-            frequency = getattr(callback, "save_freq", "epoch")
-            if isinstance(callback, keras.callbacks.BackupAndRestore) and frequency != "epoch":
-                # Keras resumes at the start of the epoch, with the weights of its middle.
-                raise UserError(
-                    f"callbacks: {name} with save_freq={frequency} would repeat batches of an "
-                    "epoch; expected save_freq='epoch'"
-                )
-            if isinstance(callback, keras.callbacks.TensorBoard) and not find_spec("tensorboard"):
-                raise UserError(
-                    f"callbacks: {name} requires tensorboard, which is not installed; run pip "
-                    "install 'bert_tf[tensorboard]'"
-                )
+            callback.on_test_begin(None)
+        metrics = self._measured(encoded, batch_size)
+        for callback in callbacks:
+            callback.on_test_end(metrics)
+        return metrics
 
-    def _encode_for_fit(self, examples, batch_size):
-        encoded = self._encode(examples)
-        if not self.task.trains_on_vectors:
-            return encoded
-        return FeatureExamples(encoded, self.evaluator(batch_size), lambda line: None)
+    def _dev_rows(self, data, steps):
+        """Return the rows of `validation_data` of strings."""
+        task = self.preprocessor.task
+        try:
+            dev = evaluation_examples(task, first_batches(data, steps, "validation_steps"))
+        except UserError as error:
+            raise UserError(f"validation_data: {error}") from None
+        self._check_dev(dev, "validation_data")
+        return dev
 
-    def _training_examples(self, examples):
-        """Return the rows that training uses; raises UserError if there are none."""
-        selected = self.task.select_training_examples(examples)
+    def _stream(self, dataset, class_weight):
+        """Return a dataset of strings as one of token ids."""
+        spec = dataset.element_spec
+        if not isinstance(spec, tuple) or not 2 <= len(spec) <= 3:
+            raise UserError("x: expected batches (x, y) or (x, y, sample_weight) in the dataset")
+        task = self.preprocessor.task
+        factors_C = () if class_weight is None else class_factors(task, class_weight)
+
+        @tf.autograph.experimental.do_not_convert
+        def to_ids(*batch):
+            return self._preprocessed(*batch, factors_C=factors_C)
+
+        dataset = dataset.map(to_ids, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return dataset.prefetch(tf.data.AUTOTUNE)
+
+    def _training_rows(self, examples, dev_batch_size=64):
+        """Return the rows that training uses, encoded; warn of what they lose."""
+        task = self.preprocessor.task
+        selected = task.select_training_examples(examples)
         if not len(selected):
             raise UserError("x: expected at least one row to train on, received none")
-        return selected
+        encoded = task.training_data(self.encode_examples(selected), self.evaluator(dev_batch_size))
+        lines = [f"x: {line}" for line in task.label_warnings(encoded)]
+        num_unused = len(examples) - len(selected)
+        if num_unused and task.fault_of_unused:
+            lines.append(
+                f"x: {num_unused:,} of {len(examples):,} rows, {task.fault_of_unused}, are not "
+                "used for training"
+            )
+        _warn([*encoded.token_counts.warnings("x"), *lines])
+        return encoded
 
-    def _batch_size(self, x, batch_size):
+    def _distributed(self, encoded, batch_size, shuffle, steps_per_epoch):
+        """Return the batches of one epoch in the layout of the device, for all replicas."""
+        strategy, is_compiled = self.distribute_strategy, self._is_compiled
+        if steps_per_epoch is None:
+            steps_per_epoch = -(-len(encoded) // batch_size)
+        steps_per_epoch = positive("steps_per_epoch", steps_per_epoch)
+
+        def of_process(local):
+            return encoded.epoch_batches(
+                global_batch_size=batch_size,
+                seed=self.seed,
+                epoch=self._epoch,
+                steps_per_epoch=steps_per_epoch,
+                num_replicas=self._num_replicas,
+                shuffle=shuffle,
+                select=local.select,
+            )
+
+        return with_num_steps(distribute(of_process, strategy, is_compiled), steps_per_epoch)
+
+    def encode_examples(self, examples: Examples) -> EncodedExamples:
+        """Tokenize examples of the task, in the layout of the device."""
+        is_compiled = self._is_compiled
+        layout = compilation.layout(is_compiled, self.distribute_strategy)
+        return EncodedExamples.encode(examples, self.serving.pipeline, layout, is_compiled)
+
+    def _batch_size(self, batch_size):
         """Return the batch size of rows; raises UserError if replicas cannot share it."""
-        if isinstance(x, tf.data.Dataset):
-            batch_size = next((int(tf.nest.flatten(batch)[0].shape[0]) for batch in x), None)
-            if batch_size is None:
-                raise UserError("x: expected at least one batch, received an empty dataset")
-        elif batch_size is None:
+        if batch_size is None:
             batch_size = self.fit_defaults["global_batch_size"]
         batch_size = positive("batch_size", batch_size)
-        if batch_size % (self._num_replicas * self._num_parts):
-            factors = [f"the {self._num_replicas} replicas"] * (self._num_replicas > 1)
-            factors += [f"gradient_accumulation_steps={self._num_parts}"] * (self._num_parts > 1)
+        if batch_size % self._num_replicas:
             raise UserError(
-                f"batch_size={batch_size}: expected a multiple of {' * '.join(factors)}"
+                f"batch_size={batch_size}: expected a multiple of the {self._num_replicas} replicas"
             )
         return batch_size
 
-    @contextlib.contextmanager
-    def _changing_weights(self) -> Iterator[None]:
-        """Let what was tuned or recorded for the weights end with them, once a batch changes them.
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Run one step of `fit`, that of `TrainStep`; return the means of the epoch so far."""
+        x, y, weights = self._batch(data)
+        outputs, terms, norm = self._step.on_batch((x, y, weights), self.loss_means.is_finite())
+        self.loss_means.update_state(terms, norm)
+        is_updated = tf.math.is_finite(norm)
+        trained = tf.cast(_TRAINED, tf.float64)
+        self._stage.assign(tf.where(is_updated, trained, self._stage))
+        for variable in self._tuned.values():  # Which were tuned for other weights.
+            variable.assign(tf.where(is_updated, tf.cast(np.nan, tf.float64), variable))
+        return self._metrics_so_far(x, y, weights, outputs)
 
-        An error before leaves the model as it was.
-        """
-        tuned, before, origin = self.task, _batches_seen(self), self._origin
-        self.preprocessor.task = tuned.with_tuned({})
-        self._num_stacked = self._num_parts
-        undo = tuned.begin_training(self.network)
-        try:
-            yield
-        except tf.errors.InvalidArgumentError as error:
-            if NOT_FINITE not in str(error):
-                raise
-            raise _diverged(self) from None
-        finally:
-            self._num_stacked = 1
-            if _batches_seen(self) == before:
-                self.preprocessor.task = tuned
-                undo()
-            else:
-                self._record_training(origin)
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Run one step of `evaluate` on token ids; return the means so far."""
+        x, y, weights = self._batch(data)
+        outputs = self(x, training=False)
+        own = self._step.own_losses(y)
+        self.loss_means.update_state({**self._step.sums_of(y, weights, outputs), **own})
+        return self._metrics_so_far(x, y, weights, outputs)
 
-    @property
-    def _origin(self):
-        return self.record.get("origin", "new weights")
+    def _batch(self, data):
+        """Return inputs, and labels and weights by output, of what Keras allows."""
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        names = self._step.losses
+        if isinstance(y, list | tuple):  # Keras sorts the outputs.
+            y = dict(zip(sorted(names), y, strict=True))
+        y, weights = (
+            {name: of.get(name) if isinstance(of, Mapping) else of for name in names}
+            for of in (y, weights)
+        )
+        if not self.preprocessor.task.has_lists_of_labels:
+            # Those of token ids may be (B, 1), which would be broadcast with the losses (B,).
+            y, weights = (
+                {name: without_axis(values) for name, values in of.items()} for of in (y, weights)
+            )
+        return x, y, weights
 
-    def _record_training(self, origin: str | None = None):
-        """Record that `fit` has changed the weights, by default those of the recorded origin."""
-        self.has_new_head = False
-        self.record["origin"] = (origin or self._origin).removesuffix(_TRAINED) + _TRAINED
+    def _metrics_so_far(self, x, y, weights, outputs):
+        """Return the means of the loss and of the metrics of `compile` so far."""
+        has_weights = any(values is not None for values in weights.values())
+        outputs = {name: outputs[name] for name in y}  # Keras expects labels of each output.
+        return self.compute_metrics(x, y, outputs, weights if has_weights else None)
+
+    # Evaluation.
 
     @argument_names()
     def evaluate(
@@ -1046,86 +995,101 @@ class TaskModel(EncoderModel):
         return_dict: bool = True,
         _use_cached_eval_dataset: bool = False,
     ) -> dict[str, float]:
-        """Return the loss and the task's metrics by name.
+        """Return the loss, the task's metrics and those of `compile`, by name.
 
         Args:
-            x: Rows, see `fit`.
+            x: Rows, see `fit`. Token ids go to Keras, which knows no metrics of the task.
             y: Labels, see `fit`.
             batch_size: Sequences per step and replica; by default 64.
-            verbose: As in Keras for token ids; nothing is printed for strings.
+            verbose: As in Keras.
             sample_weight: As in Keras for token ids; for strings 1, as metrics count each row once.
             steps: Batches of a dataset that are read; by default all.
             callbacks: As in Keras, for token ids only.
             return_dict: False returns a list, for token ids only.
             _use_cached_eval_dataset: Given by `fit` of Keras.
         """
-        batch_size = 64 if batch_size is None else batch_size
         if is_token_ids(x):
             if not self.compiled:
                 self.compile()
-            if not _use_cached_eval_dataset:  # Otherwise `fit` has converted them.
-                y = self._labels_of_token_ids(y)
-            return super().evaluate(
-                *(x, y, batch_size, verbose, sample_weight, steps, callbacks),
-                return_dict=return_dict,
-                _use_cached_eval_dataset=_use_cached_eval_dataset,
-            )
-        x, batch_size = first_batches(x, steps), positive("batch_size", batch_size)
+            with training_errors(self):
+                return super().evaluate(
+                    self._checked(x, y, sample_weight),
+                    y,
+                    batch_size,
+                    verbose,
+                    sample_weight,
+                    steps,
+                    callbacks,
+                    return_dict,
+                    _use_cached_eval_dataset=_use_cached_eval_dataset,
+                )
         _check_no_callbacks(callbacks)
         if not return_dict:
             raise UserError("return_dict=False: expected True, since metrics have names")
-        return self.evaluator(batch_size).metrics(self.encode(x, y, sample_weight))
+        encoded = self._evaluation_rows(first_batches(x, steps), y, sample_weight)
+        size = positive("batch_size", 64 if batch_size is None else batch_size)
+        return self._measured(encoded, size, verbose)
 
-    def encode(self, x: Any, y: Any = None, sample_weight: Any = None) -> EncodedExamples:
-        """Tokenize labelled rows for evaluation.
+    def _measured(self, encoded, batch_size, verbose=0):
+        """Return the metrics of rows: those of `compile`, and those of the task."""
+        evaluator, compiled = self.evaluator(batch_size), {}
+        if self.compiled:
+            self.reset_metrics()
 
-        Args:
-            x: Rows, see `fit`; or rows that are tokenized already.
-            y: Labels, see `fit`.
-            sample_weight: 1 per row, since metrics count every row once.
+        def add(numbers, labels, weights, outputs):
+            if self.compiled:
+                compiled.update(self.compute_metrics(None, labels, outputs, weights))
 
-        Raises:
-            UserError: If rows and labels differ in number, or a label does not fit the task.
-        """
+        evaluator.on_labels = add
+        evaluator.on_samples = _progress(len(encoded), batch_size * self._num_replicas, verbose)
+        try:
+            metrics = evaluator.metrics(encoded)
+        finally:
+            evaluator.on_labels = evaluator.on_samples = None
+        own = {name: float(value) for name, value in compiled.items() if name not in self._of_loss}
+        return {**own, **metrics}
+
+    @property
+    def _of_loss(self):
+        """Names of the losses among the metrics of Keras."""
+        return {"loss", *(f"{name}_loss" for name in self.loss_means.names)}
+
+    def _evaluation_rows(self, x, y, sample_weight=None):
         if isinstance(x, EncodedExamples):
-            if y is not None or sample_weight is not None:
-                raise UserError("y, sample_weight: expected with rows, received tokenized ones")
             return x
-        return self._encode(unweighted(examples_of(self.task, x, y, sample_weight)))
-
-    def _encode(self, examples):
-        is_compiled = self._is_compiled
-        layout = compilation.layout(is_compiled, self.distribute_strategy)
-        return EncodedExamples.encode(examples, self.serving.pipeline, layout, is_compiled)
+        return self.encode_examples(unweighted(examples_of(self.task, x, y, sample_weight)))
 
     @argument_names()
     def report(self, x: Any, y: Any = None) -> dict[str, Any]:
         """Return the metrics, and tables such as metrics per label and the confusion matrix."""
-        return self.evaluator().report(self.encode(x, y))
+        return self.evaluator().report(self._evaluation_rows(x, y))
 
     @argument_names()
     def tune(self, x: Any, y: Any = None) -> Self:
-        """Fit thresholds and temperature to dev rows, if the task has any; return the model.
+        """Fit thresholds and temperature to dev rows; return the model.
 
         Raises:
-            UserError: If the labels of the rows cannot tune a threshold.
+            UserError: If the task has neither, or the labels of the rows cannot tune a threshold.
         """
-        encoded = self.encode(x, y)
+        if not self.task.tunable_fields:
+            raise UserError(
+                f"tune: {type(self).__name__} has nothing to tune; pass an option such as "
+                "threshold_objective or calibrate to from_pretrained, if it has one"
+            )
+        encoded = self._evaluation_rows(x, y)
         self._check_dev(encoded.examples, "x")
         self._tune(encoded)
         return self
 
     def _check_dev(self, examples, name):
         """Check the labels of rows to tune on, as `train` does; warn of what they cannot tune."""
-        for line in self.task.check_dev(examples, name):
-            warnings.warn(f"{name}: {line}", stacklevel=4)
+        _warn([f"{name}: {line}" for line in self.task.check_dev(examples, name)])
 
     def _tune(self, encoded, batch_size=64):
         """Tune the task on rows; warn of what they cannot tune."""
         outputs = self.evaluator(batch_size).outputs(encoded)
-        for line in self.task.tuning_warnings(encoded, outputs):
-            warnings.warn(line.removeprefix("--"), stacklevel=4)
-        self.preprocessor.task = self.task.tune(encoded, outputs)
+        _warn([line.removeprefix("--") for line in self.task.tuning_warnings(encoded, outputs)])
+        self._set_tuned(self.task.tune(encoded, outputs))
 
     def evaluator(self, batch_size: int = 64) -> Evaluator:
         """Return the evaluator of the model, whose graph is built once."""
@@ -1140,7 +1104,8 @@ class TaskModel(EncoderModel):
             self._evaluator.loss_weights = self._step.loss_weights
         return self._evaluator
 
-    @names_lost_worker
+    # Training in a run directory, and files.
+
     @argument_names()
     def train(
         self,
@@ -1182,109 +1147,8 @@ class TaskModel(EncoderModel):
         """
         self._check_trainable("train")
         self._check_variables()
-        if is_token_ids(x):
-            raise UserError("x: expected strings, received token ids; use fit")
-        strategy, task = self.distribute_strategy, self.task.with_tuned({})
-        if teacher is not None:
-            settings["teacher"] = "model" if isinstance(teacher, TaskModel) else os.fspath(teacher)
-        chosen = self._training_settings(settings)
-        chosen.check_teacher_fits(task.kind)
-        has_teacher = teacher is not None
-        train = examples_of(task, x, y, has_teacher=has_teacher)
-        examples = [train, *_dev_examples(task, dev)]
-        numbers = range(1, len(examples))
-        names = ["train", *(f"dev{number if number > 1 else ''}" for number in numbers)]
-        self._training_examples(examples[0])
-        digests, distillation, rows = digests_of(names, examples), None, []
-        if unlabelled is not None:
-            if teacher is None:
-                raise UserError("unlabelled: requires teacher")
-            rows = [Examples(task.columns(inputs_of(unlabelled)), [])]
-            digests |= digests_of(["unlabelled"], rows)
-        if teacher is not None:
-            distillation = Distillation(
-                _teacher(teacher, task.kind, strategy),
-                chosen.distill_temperature,
-                chosen.distill_alpha,
-                rows,
-            )
-        training = TrainingRun(
-            settings=chosen,
-            task=task,
-            names=names,
-            examples=examples,
-            digests=digests,
-            rows="x, dev: the rows",
-            recorded=recorded(
-                {"dev": names[1:], **{name: getattr(chosen, name) for name in _SETTINGS}}
-            ),
-            output_dir=os.fspath(output_dir),
-            strategy=strategy,
-            log=log,
-            distillation=distillation,
-        )
-        chosen.check_has_dev(bool(examples[1:]))
-        with Run.writing(output_dir, is_chief(strategy)):
-            run = training.open_run()
-            self._check_start(run)
-
-            def begin():
-                self.preprocessor.task, self.has_new_head = task, False
-                self.record["origin"] = f"run {training.output_dir}{_UNFINISHED}"
-                if chosen.frozen_layers != self.frozen_layers:
-                    self.freeze(chosen.frozen_layers)
-
-            run = training.train(self.serving.pipeline, self.record, self.has_new_head, run, begin)
-            source = training.open_best(run)
-        source.assign(source.read(), self.network)
-        self.preprocessor.task, self.source = source.task, source
-        self.record["origin"] = source.origin
+        run_training.train(self, x, y, dev, output_dir, teacher, unlabelled, log, settings)
         return self
-
-    def _training_settings(self, given):
-        """Return the settings of `train`; by default those of the model and of its task type."""
-        for name in given:
-            if name not in _SETTINGS:
-                raise UserError(f"{name}: unknown setting; expected one of {', '.join(_SETTINGS)}")
-        policy, of_task = self.dtype_policy.name, self.fit_defaults
-        defaults = {
-            **{name: of_task[name] for name in of_task.keys() & set(_SETTINGS)},
-            "seed": self.seed,
-            "frozen_layers": self.frozen_layers,
-        }
-        if given.get("num_train_steps") is not None:
-            del defaults["epochs"]
-        precision = given.get("precision", "auto")
-        if precision == "auto":
-            precision = policy.removeprefix("mixed_")
-        settings = TrainingSettings(**to_python({**defaults, **given, "precision": precision}))
-        if settings.epochs is None and settings.num_train_steps is None:
-            raise UserError("epochs=None: expected an integer, or num_train_steps")
-        settings.check_fits(self.config, self.record.get("origin", "the model"))
-        if DTYPE_POLICIES[settings.precision] != policy:
-            raise UserError(
-                f"precision={settings.precision!r}: does not fit a model with dtype={policy!r}; "
-                "pass dtype to from_pretrained instead"
-            )
-        use_precision(settings.precision)
-        return settings
-
-    def _check_start(self, run):
-        """Raise UserError unless `train` starts a run, or resumes `run`, with these weights."""
-        own = _OF_RUN.match(self._origin)
-        is_changed = own and own.end() < len(self._origin)  # By `fit`, for example.
-        is_own = run and own and os.path.abspath(own["path"]) == os.path.abspath(run.path)
-        is_own = is_own and not is_changed
-        if own and own["unfinished"] and not is_own:
-            raise UserError(
-                f"the model holds weights of an unfinished train in {own['path']}; create it again"
-            )
-        if run and not (
-            (is_own or run.train.get("origin") == self.record.get("origin"))
-            and run.config == self.config
-            and run.vocabulary.sha256 == self.vocabulary.sha256
-        ):
-            raise UserError(f"{run.path}: was started with another model; choose a new output_dir")
 
     def freeze(self, num_layers: int | None) -> None:
         """Exclude the embeddings and the lowest `num_layers` encoder layers from training.
@@ -1294,152 +1158,26 @@ class TaskModel(EncoderModel):
         """
         self.encoder.freeze(num_layers)
         if self.compiled:
-            # Not from the Keras config, which has no functions of the user.
-            given = self._compile_arguments
-            optimizer = given["optimizer"]
-            if not isinstance(optimizer, keras.optimizers.Optimizer):  # Such as a name.
-                optimizer = innermost(self.optimizer)
-            # Of variables outside of the scope, such as moments, all replicas would share one copy.
+            given = dict(self._compile_arguments)
             with self.distribute_strategy.scope():
-                self._compile(**{**given, "optimizer": _copy_of(optimizer)})
-
-    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Run one step of `fit`, that of `TrainStep`; return the means of the epoch so far."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        y, weights = self._targets(y, weights, self._num_parts)
-        outputs, terms, norm = self._step.on_batch((x, y, weights), self._loss_means.is_finite())
-        self._loss_means.update_state(terms, norm)
-        if self._num_parts > 1:
-            y, weights = unstacked((y, weights))
-        return self._compiled_metrics(x, y, weights, outputs)
-
-    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Run one step of `evaluate` on token ids; return the means so far."""
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        y, weights = self._targets(y, weights, 1)
-        outputs = self(x, training=False)
-        own = self._step.own_losses(y)
-        self._loss_means.update_state({**self._step.sums_of(y, weights, outputs), **own})
-        return self._compiled_metrics(x, y, weights, outputs)
-
-    def _targets(self, y, weights, num_parts):
-        """Return labels and weights by output, of what Keras allows; parts are stacked."""
-        names = self._step.losses
-        if isinstance(y, list | tuple):  # Keras sorts the outputs.
-            y = dict(zip(sorted(names), y, strict=True))
-        labels = y if isinstance(y, Mapping) else dict.fromkeys(names, y)
-        labels = {name: labels[name] for name in names}
-        by_name = weights if isinstance(weights, Mapping) else dict.fromkeys(names, weights)
-        weights = {name: by_name.get(name) for name in names}
-        if self.task.has_lists_of_labels or num_parts > 1:
-            return labels, weights
-        # Those of token ids may be (B, 1), which would be broadcast with the losses (B,).
-        return tuple(
-            {name: without_axis(values) for name, values in of_rows.items()}
-            for of_rows in (labels, weights)
-        )
-
-    def _compiled_metrics(self, x, y, weights, outputs):
-        """Return the means of the loss and of the metrics of `compile` so far."""
-        has_weights = any(values is not None for values in weights.values())
-        outputs = {name: outputs[name] for name in y}  # Keras expects labels of each output.
-        return self.compute_metrics(x, y, outputs, weights if has_weights else None)
-
-    # Methods of Keras for token ids, which strings have others for.
-
-    def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch of token ids; strings are trained with `fit`."""
-        _check_token_ids(x, "train_on_batch", "fit")
-        if not self.compiled or isinstance(innermost(self.optimizer)._learning_rate, FitSchedule):
-            raise UserError(
-                "train_on_batch: expected an optimizer with a rate outside of fit, since the rate "
-                "of the default one ends at 0; call compile(AdamW(2e-5))"
-            )
-        if self._num_parts > 1:
-            raise UserError(_NO_PARTS)
-        self._check_needs_no_rows()
-        y = self._labels_of_token_ids(y, is_batch=True)
-        with self._changing_weights():
-            return super().train_on_batch(x, y, *args, **kwargs)
-
-    def test_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate a batch of token ids; strings are evaluated with `evaluate`."""
-        _check_token_ids(x, "test_on_batch", "evaluate")
-        y = self._labels_of_token_ids(y, is_batch=True)
-        return super().test_on_batch(x, y, *args, **kwargs)
-
-    def predict_on_batch(self, x: Any) -> Any:
-        """Return the network's outputs of token ids; strings are predicted with `predict`."""
-        _check_token_ids(x, "predict_on_batch", "predict")
-        return super().predict_on_batch(x)
-
-    def export(self, *args: Any, **kwargs: Any) -> None:
-        """Raise UserError: the package `export` writes SavedModels."""
-        raise UserError(f"export: {_PUBLISH}")
-
-    def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Raise UserError: the package `export` writes quantized SavedModels."""
-        raise UserError(f"quantize: {_PUBLISH} with precision='int8'")
-
-    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
-        """Return what TensorFlow saves; called by `tf.saved_model.save`, which cannot save it."""
-        if save_type == "savedmodel":
-            raise UserError(f"tf.saved_model.save: {_PUBLISH}")
-        return super()._trackable_children(save_type, **kwargs)
-
-    # Files.
-
-    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Write a .keras file with weights, vocabulary and optimizer, which `load_model` reads."""
-        if not str(filepath).endswith(".keras"):
-            raise UserError(
-                f"{filepath}: expected a file that ends in .keras; save_run writes a run directory"
-            )
-        self._check_variables(merged="/lora_")  # By Keras, into the kernels.
-        super().save(filepath, *args, **kwargs)
-
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Load weights, and with them a head; see keras.Model.load_weights.
-
-        What was tuned for the weights before, such as a threshold, ends with them; see `tune`. A
-        new head that `skip_mismatch` leaves unchanged is still new.
-        """
-        with self._loading_weights():
-            super().load_weights(filepath, *args, **kwargs)
-
-    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Set all weights as `load_weights` does; see keras.Model.set_weights."""
-        with self._loading_weights():
-            super().set_weights(weights)
-
-    @contextlib.contextmanager
-    def _loading_weights(self) -> Iterator[None]:
-        """Drop what was tuned or recorded for other weights; a head that changes is not new."""
-        of_encoder = {id(variable) for variable in self.encoder.variables}
-        variables = model_variables(self.network).items()
-        of_head = {name: one for name, one in variables if id(one) not in of_encoder}
-        before = {name: variable.numpy() for name, variable in of_head.items()}
-        yield
-        self._record_loading(
-            {name for name, one in of_head.items() if not np.array_equal(one.numpy(), before[name])}
-        )
-
-    def _record_loading(self, changed: Collection[str]) -> None:
-        """Record that weights were loaded, which has changed these variables of the head."""
-        if changed:
-            self.has_new_head = False
-        self.preprocessor.task = self.task.with_tuned({})
-        before = self._origin.removesuffix(_LOADED).replace(_UNFINISHED, "")
-        self.record["origin"] = before + _LOADED
+                if isinstance(given["optimizer"], keras.optimizers.Optimizer):
+                    given["optimizer"] = copy_of(given["optimizer"])
+                self.compile(**given)
 
     def save_run(self, path: str | os.PathLike[str]) -> Run:
         """Write a run directory, which all commands and `load_model` read."""
         self._check_variables()
         task = self.task
         # Tuned values belong to the checkpoint.
-        values = None if task.kind == PRETRAINED else task.with_tuned({}).to_dict()
+        values = None if task.kind == PRETRAINED else self.preprocessor.task.to_dict()
         record = {
             **self.record,
+            "origin": self.origin,
+            "has_trained_pooler": (
+                has_trained_pooler(self.record, self.network)
+                if self._stage.numpy() == _TRAINED
+                else self.record.get("has_trained_pooler", True)
+            ),
             "has_new_head": self.has_new_head,
             "untrained": names_of_untrained(self.network),
         }
@@ -1451,13 +1189,9 @@ class TaskModel(EncoderModel):
                 run.checkpoints.set_tuned(0, {"values": tuned, "metrics": {}})
         return run
 
-    def _check_variables(self, merged: str = "") -> None:
-        """Raise UserError if the network has other variables than files of its task.
-
-        Names that contain `merged` are allowed, if it is given.
-        """
+    def _check_variables(self):
+        """Raise UserError if the network has other variables than files of its task."""
         others = {name for name, _ in self._shapes.items() ^ _shapes(self.network).items()}
-        others = {name for name in others if not (merged and merged in name)}
         if others:
             raise UserError(
                 f"{min(others)}: files of {type(self).__name__} have no variable that enable_lora, "
@@ -1469,10 +1203,16 @@ class TaskModel(EncoderModel):
         """Return the variables of a run directory by name."""
         return model_variables(self.network)
 
+    def load_own_variables(self, store: Any) -> None:
+        """Load what belongs to the weights; called by Keras, before all other variables."""
+        for variable in self._tuned.values():  # Those of other weights, also if loading fails.
+            variable.assign(np.full(variable.shape, np.nan))
+        super().load_own_variables(store)
+
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments; the vocabulary is an asset of the preprocessor."""
         return {
-            "task": self.task.to_dict(),
+            "task": self.preprocessor.task.to_dict(),
             "config": self.config.to_dict(),
             "seed": self.seed,
             "record": self.record,
@@ -1487,9 +1227,9 @@ def _shapes(network):
     return {name: (one.shape, one.dtype) for name, one in model_variables(network).items()}
 
 
-def _check_token_ids(x, method, other):
-    if not is_token_ids(x):
-        raise UserError(f"{method}: expected token ids; call {other} with strings")
+def _has_token_ids(data):
+    """Return whether validation data are token ids, with or without labels."""
+    return is_token_ids(data[0] if isinstance(data, list | tuple) else data)
 
 
 def _check_no_callbacks(callbacks):
@@ -1500,22 +1240,24 @@ def _check_no_callbacks(callbacks):
         )
 
 
-def _with_class_weights(factors_C, x, y, weights=None):
-    """Return token ids and labels of one output, with sample weights times those of the classes."""
-    (y,) = y.values() if isinstance(y, Mapping) else (y,)
-    (weights,) = weights.values() if isinstance(weights, Mapping) else (weights,)
-    classes = tf.cast(y, tf.float32)
-    # Probabilities are for a loss of the user; like Keras, take the most probable class.
-    if classes.shape.rank == 2 and classes.shape[1] != 1:
-        classes = tf.argmax(classes, axis=1)
-    factors_N = tf.gather(factors_C, tf.reshape(tf.cast(tf.round(classes), tf.int32), [-1]))
-    if weights is not None:
-        factors_N *= tf.reshape(tf.cast(weights, tf.float32), [-1])
-    return x, y, factors_N
+def _progress(count, batch_size, verbose):
+    """Return a function that shows as Keras does how many of `count` rows are done."""
+    steps = -(-count // batch_size)
+    if not verbose:
+        return lambda done: None
+    bar = keras.utils.Progbar(steps, verbose=1 if verbose == "auto" else verbose)
+    return lambda done: bar.update(min(-(-done // batch_size), steps))
+
+
+def _warn(lines):
+    """Warn of each line, as if the caller of `fit` or `evaluate` had done it."""
+    for line in lines:
+        warnings.warn(line, stacklevel=5)
 
 
 def _dtype_policy(dtype):
     """Return a Keras dtype policy; raises UserError if models do not have it."""
+    dtype = keras.config.dtype_policy() if dtype is None else dtype
     name = getattr(dtype, "name", dtype)
     if isinstance(dtype, Mapping):  # As in a Keras config.
         name = dtype.get("config", {}).get("name")
@@ -1545,144 +1287,3 @@ def _warn_of_other_head(pretrained, task):
             "omits this warning)",
             stacklevel=4,
         )
-
-
-def _dev_examples(task, dev):
-    """Return the examples of each dev data."""
-    several = dev if isinstance(dev, list) else [] if dev is None else [dev]
-    try:
-        return [evaluation_examples(task, one) for one in several]
-    except UserError as error:
-        raise UserError(f"dev: {error}") from None
-
-
-def _teacher(teacher, kind, strategy) -> Teacher:
-    """Return the teacher of a model or path."""
-    if not isinstance(teacher, TaskModel):
-        return read_teacher(os.fspath(teacher), kind, strategy)
-    return model_teacher(
-        *(teacher.task, teacher.network, lambda: teacher.serving.pipeline),
-        teacher.distribute_strategy,
-    )
-
-
-def _of_scope(optimizer):
-    """Return an optimizer of the current scope: a copy of an unused one from outside of it.
-
-    Of its variables, all replicas would share one copy.
-    """
-    is_from_outside = (
-        isinstance(optimizer, keras.optimizers.Optimizer)
-        and not optimizer.built
-        and optimizer._distribution_strategy is not tf.distribute.get_strategy()
-    )
-    return _copy_of(optimizer) if is_from_outside else optimizer
-
-
-def _copy_of(optimizer):
-    """Return a new optimizer with the settings of another one."""
-    copy = type(optimizer).from_config(optimizer.get_config())
-    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
-        if hasattr(innermost(optimizer), name):  # Keras stores it in no config.
-            setattr(innermost(copy), name, getattr(innermost(optimizer), name))
-    return copy
-
-
-def _batches_seen(model):
-    return int(batch_counter(model.optimizer).numpy())
-
-
-def _diverged(model):
-    """Return the error for a loss or gradient that is not finite."""
-    return DivergenceError(
-        f"step {_batches_seen(model)}: {NOT_FINITE}; the update was not applied; try a lower "
-        "learning_rate"
-    )
-
-
-def _check_tokens(counts, name):
-    """Warn of what the vocabulary or the maximum length lose; raise UserError if it is all."""
-    for line in counts.warnings(name):
-        warnings.warn(line, stacklevel=4)
-
-
-class _Epochs(keras.callbacks.Callback):
-    """Set the first batch and the schedule of a `fit`, and add the metrics of the validation rows.
-
-    Before all other callbacks, which read them, or save a model whose weights have changed. The
-    first epoch is known when it begins, since BackupAndRestore sets it after Keras has received
-    dataset and optimizer.
-
-    Args:
-        steps_per_epoch: Steps per epoch.
-        epochs: The number of the last epoch.
-        first_step: Set to the first step of the dataset.
-        validate: Returns the metrics of the validation rows by name.
-        validation_freq: Epochs per validation, or a list of epochs.
-        counter: Has counted the tokens of a dataset of strings when the first epoch ends.
-    """
-
-    def __init__(
-        self,
-        steps_per_epoch: int,
-        epochs: int,
-        first_step: tf.Variable | None = None,
-        validate: Callable[[], dict[str, float]] = dict,
-        validation_freq: int | Sequence[int] = 1,
-        counter: TokenCounter | None = None,
-    ) -> None:
-        super().__init__()
-        self.counter = counter
-        self.steps_per_epoch, self.epochs, self.first_step = steps_per_epoch, epochs, first_step
-        self.validate, self.validation_freq = validate, validation_freq
-        self.is_started = self.is_recorded = False
-        self.first_count = 0  # Batches that the optimizer had seen before.
-        self.validated: dict[str, float] = {}
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the first epoch."""
-        if self.is_started:
-            return
-        self.is_started, first_step = True, epoch * self.steps_per_epoch
-        if self.first_step is not None:
-            self.first_step.assign(first_step)
-        optimizer = innermost(self.model.optimizer)
-        per_update = optimizer.gradient_accumulation_steps or 1
-        # Batches that the fit before has left over belong to the first update.
-        self.first_count = _batches_seen(self.model)
-        start = self.first_count - first_step
-        end = start + self.steps_per_epoch * self.epochs
-        num_updates = end // per_update - start // per_update
-        if not num_updates:
-            raise UserError(
-                f"fit: {end - start} batches are less than an update with "
-                f"gradient_accumulation_steps={per_update}; expected {per_update} or more"
-            )
-        if isinstance(optimizer._learning_rate, FitSchedule):
-            optimizer._learning_rate.set_steps(start // per_update, num_updates, per_update)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop where XLA drops the check that raises an error; record the first update."""
-        if not math.isfinite(logs["loss"]):
-            raise _diverged(self.model)
-        if not self.is_recorded and _batches_seen(self.model) != self.first_count:
-            self.is_recorded = True
-            self.model._record_training()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Check the tokens of the first epoch; add the metrics of the validation rows."""
-        if self.counter:
-            _check_tokens(self.counter.take(), "x")
-            self.counter = None
-        frequency = self.validation_freq
-        is_due = (
-            (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency
-        )
-        if is_due:
-            self.validated = {f"val_{name}": value for name, value in self.validate().items()}
-            logs.update(self.validated)
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Add the last metrics to the last logs."""
-        if logs:
-            logs.update(self.validated)

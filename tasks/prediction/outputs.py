@@ -623,7 +623,7 @@ class VectorJob(EmbedderSettings, OutputJob):
         in_order = [[row.texts[column] for row in rows] for column in self.columns]
         texts = dict(zip(embedder.task.input_names, in_order, strict=True))
         if not self.per_token:
-            return [{"vector": vector_D} for vector_D in embedder.predict(texts)]
+            return [{"vector": vector_D} for vector_D in embedder.predict(texts, verbose=0)]
         return [
             {"tokens": tokens, "vectors": vectors_LD.tolist()}
             for tokens, vectors_LD in embedder.token_vectors(texts)

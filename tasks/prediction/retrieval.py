@@ -107,7 +107,7 @@ def vectors_in_blocks(
     prompt = prompt_of(embedder, prompts)
     with Progress(log, what, total) as progress:
         for batch in in_batches(texts, TEXTS_PER_BLOCK):
-            vectors_nD = embedder.predict(batch, prompt=prompt)
+            vectors_nD = embedder.predict(batch, verbose=0, prompt=prompt)
             if not np.isfinite(vectors_nD).all():
                 raise UserError(f"{what}: {strict_json.NOT_FINITE}")
             yield vectors_nD

@@ -32,12 +32,14 @@ from bert_tf.train.step import TrainStep
 from tasks.base import plots
 from tasks.base.task import task_from_dict
 from tasks.data.examples import EncodedExamples, Examples, stacked
-from tasks.graph.evaluation import Evaluator, FeatureExamples
-from tasks.graph.run_checkpoint import RunCheckpoint, task_at
+from tasks.graph.evaluation import Evaluator
+from tasks.graph.run_checkpoint import PRETRAINED, RunCheckpoint, task_at
 from tasks.training.distillation import Distillation
 from tasks.training.settings import TrainingSettings, parse_best_metric
 
 if TYPE_CHECKING:
+    import keras
+
     from tasks.base.task import Task
     from tasks.graph.pipeline import Pipeline
 
@@ -74,6 +76,11 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.log_wait = self.log
+        # The contents of task.json. A run of the pretraining heads has none.
+        self.task_values: dict[str, Any] | None = self.task.to_dict()
+        if self.task.kind == PRETRAINED:
+            unsaved = {name: value for name, value in self.task_values.items() if name != "kind"}
+            self.task_values, self.recorded = None, {**self.recorded, **unsaved}
         if self.settings.deterministic:
             compilation.make_deterministic()
         self.is_compiled = compilation.resolve(self.settings.compile, self.strategy)
@@ -111,7 +118,7 @@ class TrainingRun:
         run = open_run(self.strategy, self.output_dir, self.log_wait)
         if run.task:  # With the fields that were added since it was written.
             run.task = task_from_dict(run.task).to_dict()
-        run.check_resumable(self.recorded, self.task.to_dict(), defaults(type(self.settings)))
+        run.check_resumable(self.recorded, self.task_values, defaults(type(self.settings)))
         # Not the paths, since the files may have been moved.
         if [*run.train.get("data", {}).values()] != [*self.digests.values()]:
             raise UserError(
@@ -126,7 +133,6 @@ class TrainingRun:
         self,
         pipeline: Pipeline,
         record: Mapping[str, Any],
-        has_new_head: bool,
         run: Run | None,
         begin: Callable[[], None] = lambda: None,
     ) -> Run:
@@ -135,7 +141,6 @@ class TrainingRun:
         Args:
             pipeline: Tokenizer and model of the task. The model ends with the weights of any step.
             record: What train.json records about the origin of the model's weights.
-            has_new_head: Whether the head is initialized from the training examples.
             run: Result of `open_run`.
             begin: Called once everything is checked, before the optimizer is built. It may freeze
                 layers.
@@ -148,8 +153,7 @@ class TrainingRun:
         replicas = strategy.num_replicas_in_sync
         evaluator = Evaluator(task, model, strategy, log=log)
         encoded, *encoded_devs = [
-            FeatureExamples(data, evaluator, log) if task.trains_on_vectors else data
-            for data in self.encode(pipeline)
+            task.training_data(data, evaluator) for data in self.encode(pipeline)
         ]
         unlabelled = self.encode_unlabelled(pipeline)
         num_samples = len(encoded) + sum(map(len, unlabelled))
@@ -170,15 +174,12 @@ class TrainingRun:
             self.distillation.teacher.check_size(task.vector_size(model.encoder.config))
             distilled = self.distillation.distilled(encoded, unlabelled, run, log)
             losses = self.distillation.losses(distilled)
-        best_metric, factor = task.best_metric, 1
+        best_metric, factor = parse_best_metric(task.best_metric, [task.best_metric])
         if settings.best_metric is not None:
             known = evaluator.metrics(encoded_devs[0])
             best_metric, factor = parse_best_metric(settings.best_metric, known)
         # Create the run directory only now, after all checks, so that user errors leave none.
         if run is None:
-            if has_new_head:
-                task.init_head(model, encoded)
-            task.begin_training(model)
             run = self._create_run(pipeline, record)
         else:
             for line in run.changes():
@@ -309,12 +310,12 @@ class TrainingRun:
     def _create_run(self, pipeline, record):
         """Create the run directory."""
         entries = {"settings": self.recorded, "data": self.digests, **record}
+        entries["has_trained_pooler"] = has_trained_pooler(record, pipeline.model)
         if self.distillation:
             entries["teacher"] = self.distillation.teacher.record
         if is_chief(self.strategy):
-            task = self.task.to_dict()
             config = pipeline.model.encoder.config
-            Run.create(self.output_dir, config, pipeline.vocabulary, entries, task)
+            Run.create(self.output_dir, config, pipeline.vocabulary, entries, self.task_values)
         return open_run(self.strategy, self.output_dir, self.log_wait)
 
     def _is_finished(self, run, num_train_steps):
@@ -384,6 +385,13 @@ class TrainingRun:
         source = self.open_best(run)
         source.assign(source.read(), model)
         return source.task
+
+
+def has_trained_pooler(record: Mapping[str, Any], model: keras.Model) -> bool:
+    """Return the entry of train.json after a training of weights that `record` describes."""
+    kernel = model.encoder.pooler.kernel
+    is_trained = any(weight is kernel for weight in model.trainable_weights)
+    return is_trained or record.get("has_trained_pooler", True)
 
 
 def digests_of(names: Sequence[str], examples: Sequence[Examples]) -> dict[str, str]:

@@ -3,11 +3,13 @@
 The score of a text is the reconstruction error of an autoencoder on features of the frozen encoder;
 a text is an anomaly if its score reaches a threshold.
 
-Shape suffixes: B texts, N examples or training texts, S samples, H hidden size, K size of the code.
+Shape suffixes: B texts, b texts of a batch without padding, N examples or training texts, S
+samples, H hidden size, K size of the code.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import keras
@@ -21,7 +23,7 @@ from bert_tf.train.losses import identity_loss
 from bert_tf.weights.pretrained_encoder import Encoder
 from tasks.base.plots import Plot, draw_histogram
 from tasks.base.task import OutputSpec, TextTask, check_positive, described
-from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.examples import HOST, Arrays, EncodedExamples, Examples, Tensors
 from tasks.data.readers.memory import is_missing
 from tasks.data.readers.rows import (
     BadRow,
@@ -32,13 +34,14 @@ from tasks.data.readers.rows import (
     raise_bad_rows,
 )
 from tasks.data.windows import Windows
-from tasks.graph.evaluation import FeatureExamples
+from tasks.graph.evaluation import Evaluator
 from tasks.graph.heads import mean_of_tokens
 from tasks.metrics.classification import pr_auc, roc_auc
 from tasks.metrics.thresholds import threshold_for_false_alarms
 from tasks.model.task_model import TaskModel
 
 INNER_SIZE = 256
+_SET_NORMAL_LABELS = "Set --normal_labels to those of normal rows"
 
 
 class AutoencoderModel(keras.Model):
@@ -48,8 +51,8 @@ class AutoencoderModel(keras.Model):
     norm of the mean depends on the length of the text. The encoder is frozen; otherwise it would
     learn to map all texts to one feature.
 
-    Encoder and decoder are each a linear map plus a correction by a hidden gelu layer. `adapt`
-    initializes the maps with PCA and the corrections with 0, so training learns what PCA lacks.
+    Encoder and decoder are each a linear map plus a correction by a hidden gelu layer. The
+    corrections start at 0 and `adapt` starts the maps with PCA, so training learns what PCA lacks.
 
     Args:
         config: Configuration of the encoder.
@@ -85,8 +88,13 @@ class AutoencoderModel(keras.Model):
         self.spread = fixed("spread", (), "ones")
         self.components_HK = fixed("components", (hidden_size, self.latent_dim), "zeros")
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was learned: the corrections are still 0."""
+        return not np.any(self.code.correction.kernel)
+
     def adapt(self, vectors_NH: np.ndarray | tf.Tensor) -> None:
-        """Fit mean, spread and components to features `(N, H)`, and initialize with PCA."""
+        """Fit mean, spread and components to features `(N, H)`, and start the maps with PCA."""
         vectors_NH = np.asarray(vectors_NH)
         # Sums over many texts lose precision in float32.
         mean_H = vectors_NH.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -97,8 +105,8 @@ class AutoencoderModel(keras.Model):
         directions_HH = np.linalg.eigh(centered_NH.T @ centered_NH)[1]
         components_HK = directions_HH[:, : -self.latent_dim - 1 : -1]
         self.components_HK.assign(components_HK)
-        self.code.start_with(components_HK)
-        self.reconstruction.start_with(components_HK.T)
+        self.code.linear.kernel.assign(components_HK)
+        self.reconstruction.linear.kernel.assign(components_HK.T)
 
     def call(
         self, inputs: Mapping[str, tf.Tensor], training: bool = False, seed: tf.Tensor | None = None
@@ -155,10 +163,7 @@ class _Corrected(keras.layers.Layer):
         self.linear.build(input_shape)
         self.inner.build(input_shape)
         self.correction.build((None, INNER_SIZE))
-
-    def start_with(self, kernel):
-        self.linear.kernel.assign(kernel)
-        self.correction.kernel.assign(tf.zeros(self.correction.kernel.shape))
+        self.correction.kernel.assign(tf.zeros_like(self.correction.kernel))
 
     def call(self, x):
         return self.linear(x) + self.correction(self.inner(x))
@@ -166,6 +171,37 @@ class _Corrected(keras.layers.Layer):
 
 def _mean_square(x_BH):
     return tf.reduce_mean(tf.square(x_BH), axis=-1)
+
+
+class FeatureExamples(EncodedExamples):
+    """Examples as features of the frozen encoder: batches of {"vector": float32 (B, H)}.
+
+    The features are computed once, at first use, because a resumed run restores its weights only
+    then. All S vectors stay in memory.
+    """
+
+    def __init__(self, encoded: EncodedExamples, evaluator: Evaluator):
+        """Wrap token ids, and the evaluator of an `AutoencoderModel`."""
+        vars(self).update(vars(encoded))
+        self.encoded, self.evaluator = encoded, evaluator
+
+    @functools.cached_property
+    def vectors_SH(self) -> tf.Tensor:
+        """Features of all samples, float32 (S, H)."""
+        self.evaluator.log(f"extracting features of {len(self)} rows, once")
+        vectors_SH = self.evaluator.outputs(self.encoded)["vector"]
+        with tf.device(HOST):
+            return tf.constant(vectors_SH)
+
+    def _labelled_batches(self, rows, batch_size, seed):
+        """Return batches to train on; a new head starts as the PCA of the features."""
+        if self.evaluator.model.is_new:
+            self.evaluator.model.adapt(self.vectors_SH)
+        return super()._labelled_batches(rows, batch_size, seed)
+
+    def _inputs(self, batch_size):
+        vectors_SH = self.vectors_SH  # Computed eagerly, outside of the dataset's graph.
+        return lambda numbers_b: {"vector": tf.gather(vectors_SH, numbers_b)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,9 +227,7 @@ class AnomalyTask(TextTask):
     }
     best_metric = "roc_auc"
     losses = {"score": identity_loss}
-    tunable_fields = ("threshold",)
-    predicts_untuned = False
-    trains_on_vectors = True
+    tunable_fields = {"threshold": ()}
 
     def __post_init__(self) -> None:
         check_positive("latent_dim", self.latent_dim)
@@ -216,42 +250,31 @@ class AnomalyTask(TextTask):
             UserError: A normal label does not occur in the file, or the file has several labels
                 and none is declared normal.
         """
-        normal_labels = tuple(map(as_label, options.pop("normal_labels", ())))
-        task = cls(normal_labels=normal_labels, **options)
-        labels = task._labels_in(data)
-        if not labels:
-            return task
-        found = _joined(labels)
-        if not task.normal_labels:
-            if len(labels) > 1:
-                raise UserError(
-                    f"{data}: several labels: {found}. Set --normal_labels to those of normal rows"
-                )
-            return dataclasses.replace(task, normal_labels=tuple(labels))
+        task, labels = cls._with_labels(data, **options)
+        if len(labels) > 1 and not task.normal_labels:
+            raise UserError(f"{data}: several labels: {_joined(labels)}. {_SET_NORMAL_LABELS}")
         for label in task.normal_labels:
-            if label not in labels:
+            if labels and label not in labels:
                 raise UserError(
-                    f"--normal_labels: no row of {data} has label {label!r}. Found: {found}"
+                    f"--normal_labels: no row of {data} has label {label!r}. Found: "
+                    f"{_joined(labels)}"
                 )
+        return dataclasses.replace(task, normal_labels=task.normal_labels or tuple(labels))
+
+    @classmethod
+    def for_reading(cls, data: Source | FileRows, **options: Any) -> Self:
+        """Create a task that reads a file; `normal_labels` are required if it has labels."""
+        task, labels = cls._with_labels(data, **options)
+        if labels and not task.normal_labels:
+            raise UserError(f"{data}: labels: {_joined(labels)}. {_SET_NORMAL_LABELS}")
         return task
 
     @classmethod
-    def for_reading(
-        cls, data: Source | FileRows, *, normal_labels: Sequence[str] = (), **options: Any
-    ) -> Self:
-        """Create a task that reads a file; `normal_labels` are required if it has labels."""
+    def _with_labels(cls, data, normal_labels=(), **options) -> tuple[Self, list[str]]:
+        """Return a task, and the labels of a file, sorted."""
         task = cls(normal_labels=tuple(map(as_label, normal_labels)), **options)
-        labels = task._labels_in(data)
-        if labels and not task.normal_labels:
-            raise UserError(
-                f"{data}: labels: {_joined(labels)}. Set --normal_labels to those of normal rows"
-            )
-        return task
-
-    def _labels_in(self, data):
-        """Return the labels of a file, sorted."""
-        rows = raise_bad_rows(self.iter_rows(data, labelled=True))
-        return sorted({row.label for row in rows if row.label is not None})
+        rows = raise_bad_rows(task.iter_rows(data, labelled=True))
+        return task, sorted({row.label for row in rows if row.label is not None})
 
     def label_of(self, label: str | None) -> int:
         """Return whether a label, None in a file without labels, is one of an anomaly."""
@@ -308,10 +331,9 @@ class AnomalyTask(TextTask):
             )
         return AutoencoderModel(config, self.latent_dim, name=self.kind, dtype=dtype)
 
-    def init_head(self, model: AutoencoderModel, encoded: EncodedExamples) -> None:
-        """Fit mean, spread and principal components to the training features."""
-        assert isinstance(encoded, FeatureExamples)  # Since `trains_on_vectors`.
-        model.adapt(encoded.vectors_SH)
+    def training_data(self, encoded: EncodedExamples, evaluator: Evaluator) -> "FeatureExamples":
+        """Return the examples as features of the frozen encoder."""
+        return FeatureExamples(encoded, evaluator)
 
     def is_anomaly(self, scores: np.ndarray | tf.Tensor) -> np.ndarray | tf.Tensor:
         """Compare scores, float32 `(B,)`, to the threshold; raises UserError before tuning."""
@@ -350,24 +372,15 @@ class AnomalyTask(TextTask):
         result = {
             "roc_auc": roc_auc(is_unusual_N, outputs["score"]),
             "pr_auc": pr_auc(is_unusual_N, outputs["score"]),
-            **{
-                f"{name}_roc_auc": roc_auc(is_unusual_N, outputs[name])
-                for name in ("mean_distance", "pca")
-            },
+            "mean_distance_roc_auc": roc_auc(is_unusual_N, outputs["mean_distance"]),
+            "pca_roc_auc": roc_auc(is_unusual_N, outputs["pca"]),
         }
-        if self.threshold is None:
-            return result
-        is_anomaly_N = self.is_anomaly(outputs["score"])
-        return {
-            **result,
-            **{
-                name: float(np.sum(is_anomaly_N & which_N) / max(np.sum(which_N), 1))
-                for name, which_N in (
-                    ("false_alarm_rate", ~is_unusual_N),
-                    ("detection_rate", is_unusual_N),
-                )
-            },
-        }
+        if self.threshold is not None:
+            is_anomaly_N = self.is_anomaly(outputs["score"])
+            rates = {"false_alarm_rate": ~is_unusual_N, "detection_rate": is_unusual_N}
+            for name, which_N in rates.items():
+                result[name] = float(np.sum(is_anomaly_N & which_N) / max(np.sum(which_N), 1))
+        return result
 
     def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
         """Return the distribution of the scores of normal texts and of anomalies."""
@@ -422,3 +435,12 @@ class AnomalyDetector(TaskModel):
 
     task_class = AnomalyTask
     options = ("latent_dim", "false_alarm_rate")
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Run one step of `fit` on features; raises UserError for token ids."""
+        if "vector" not in keras.utils.unpack_x_y_sample_weight(data)[0]:
+            raise UserError(
+                "x: an autoencoder would learn the anomalies among token ids, too; expected "
+                "strings in fit"
+            )
+        return super().train_step(data)

@@ -14,10 +14,12 @@ import keras
 import tensorflow as tf
 
 from bert_tf.config import BertConfig
+from bert_tf.errors import UserError
 from bert_tf.model.layout import MASKED_SCORE
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
 from tasks.base.task import ChoiceTask, OutputSpec, top2_gap
 from tasks.data.examples import Arrays, EncodedExamples, Tensors
+from tasks.data.labels import check_batch
 from tasks.data.windows import Windows
 from tasks.graph.heads import ChoiceModel
 from tasks.metrics.classification import accuracy
@@ -66,6 +68,13 @@ class MultipleChoiceTask(ChoiceTask):
         if not choices[value]:
             raise ValueError(f"choice {value}: expected one that is not empty")
         return value
+
+    def batch_labels(self, y: tf.Tensor) -> tf.Tensor:
+        """Return the indices of the correct choices, int32 `(B,)`, of integers of any size."""
+        if y.shape.rank not in (1, None) or not y.dtype.is_integer:
+            raise UserError(f"y: expected integers (B,), received {y.dtype.name} {y.shape}")
+        with check_batch(y >= 0, y, "the index of a choice"):
+            return tf.cast(y, tf.int32)
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> ChoiceModel:
         """Return the encoder with one score per choice."""

@@ -343,9 +343,9 @@ class QuestionAnsweringTask(Task):
             )
 
     @property
-    def tunable_fields(self) -> tuple[str, ...]:
+    def tunable_fields(self) -> dict[str, tuple[int, ...]]:
         """The no-answer threshold, if questions may have no answer."""
-        return ("null_threshold",) if self.may_be_impossible else ()
+        return {"null_threshold": ()} if self.may_be_impossible else {}
 
     def summary(self) -> str:
         """Return whether questions may have no answer, for the log."""

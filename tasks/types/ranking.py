@@ -94,7 +94,9 @@ class RankingTask(ChoiceTask):
         return cls(max_seq_length=max_seq_length, **{"activation": activation, **options})
 
     @classmethod
-    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_from(
+        cls, source: Mapping[str, Any], given: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """Return the activation of a ranker or cross-encoder, unless the loss gives it no level."""
         if not is_ranker(source) or "activation" not in source:
             return {}

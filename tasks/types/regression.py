@@ -12,12 +12,14 @@ from typing import Any, Self
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.train.losses import squared_difference, squared_error
 from tasks.base.task import LabelledTextTask, OutputSpec, check_choice, described
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.labels import check_batch
 from tasks.data.readers.rows import Example, FileRows, Source
 from tasks.data.windows import Windows
 from tasks.graph.heads import SequenceClassifier
@@ -27,6 +29,7 @@ from tasks.model.task_model import TaskModel
 # Name in Keras by that in task.json.
 ACTIVATIONS = {"identity": None, "sigmoid": "sigmoid"}
 LARGEST = float(np.finfo(np.float32).max)
+_NUMBER = r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,6 @@ class RegressionTask(LabelledTextTask):
     losses = {"value": squared_error}
     soft_losses = {"value": squared_difference}
     label_dtype = np.float32
-    can_stream = True
     best_metric = "spearman"
 
     activation: str = described("activation of the output", "identity")
@@ -63,7 +65,9 @@ class RegressionTask(LabelledTextTask):
         return task
 
     @classmethod
-    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_from(
+        cls, source: Mapping[str, Any], given: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """Return the activation of a regressor."""
         if source.get("kind") != cls.kind or "activation" not in source:
             return {}
@@ -82,6 +86,19 @@ class RegressionTask(LabelledTextTask):
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> float:
         """Return a number."""
         return self.label_of(str(value))
+
+    def batch_labels(self, y: tf.Tensor) -> tf.Tensor:
+        """Return numbers, float32 `(B,)`, of numbers or strings `(B,)` or `(B, 1)`."""
+        if y.shape.rank == 2 and y.shape[1] == 1:
+            y = y[:, 0]
+        if y.dtype == tf.string:
+            with check_batch(tf.strings.regex_full_match(y, _NUMBER), y, "a number"):
+                y = tf.strings.to_number(y, tf.float64)
+        y = tf.cast(y, tf.float64)
+        is_bounded = self.activation == "sigmoid"
+        is_good = (y >= 0) & (y <= 1) if is_bounded else tf.abs(y) <= LARGEST
+        with check_batch(is_good, y, "a number" + " from 0 to 1" * is_bounded):
+            return tf.cast(y, tf.float32)
 
     def select_training_examples(self, examples: Examples) -> Examples:
         """Return the examples; raises UserError if the activation does not reach a label."""

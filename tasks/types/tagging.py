@@ -33,7 +33,8 @@ of all texts, E entities of the text that has most, V vocabulary entries, C labe
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import keras
@@ -42,19 +43,37 @@ import seqeval.metrics
 import tensorflow as tf
 from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from seqeval.scheme import IOB2
+from sklearn.metrics import f1_score
 
 from bert_tf.config import BertConfig
 from bert_tf.errors import UserError
 from bert_tf.text.tokenizer import Tokens
 from bert_tf.text.vocabulary import Vocabulary
 from bert_tf.train.losses import softmax_cross_entropy, softmax_divergence
-from bert_tf.weights.heads import NEVER
 from tasks.base.plots import MAX_LABELS, Plot, draw_bars
-from tasks.base.task import OutputSpec, Task, Tokenize, cut_lists, described, top2_gap
+from tasks.base.task import (
+    OutputSpec,
+    Task,
+    Tokenize,
+    check_choice,
+    cut_lists,
+    described,
+    top2_gap,
+)
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.labels import LabelSpace
 from tasks.data.readers.memory import as_list, label_names, named, without_axis
-from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
-from tasks.data.readers.tagged import Entity, WordTags, entities_of, to_bio
+from tasks.data.readers.rows import FileRows, RowError, Source, as_label, raise_bad_rows
+from tasks.data.readers.tagged import (
+    SCHEMES,
+    Entity,
+    JoinedWords,
+    WordTags,
+    entities_of,
+    read_tags,
+    split_tag,
+    to_bio,
+)
 from tasks.data.windows import Windows, pack_windows
 from tasks.graph.heads import HeadModel
 from tasks.metrics.classification import accuracy
@@ -64,53 +83,76 @@ NO_LABEL = -1
 FEW_TYPES = 20  # With more entity types there are no metrics per type.
 
 
-def entity_type(tag: str, location: str) -> str | None:
-    """Return the type of a BIO tag, "PER" of "B-PER", or None for "O".
+class TagLabels:
+    """The labels of a task as tags of words: of entities, or with the scheme "plain" of any kind.
 
-    Raises UserError, prefixed with `location`, if the tag is malformed.
-    """
-    prefix, _, name = tag.partition("-")
-    if tag != "O" and (prefix not in ("B", "I") or not name):
-        raise UserError(f"{location}: tag {tag!r}: expected O, B-TYPE or I-TYPE")
-    return name or None
-
-
-class BioLabels:
-    """BIO labels of a task: "O" first, then B- and I- of each type.
+    Labels of entities are O and tags in one of the schemes of `tasks.data.readers.tagged`, in any
+    order. With "plain", each label is a type of its own, which begins at each word.
 
     Attributes:
         labels: Names of the C labels.
-        types: Names of the Y entity types.
+        is_plain: Whether the scheme is "plain".
+        types: Names of the Y types.
+        ids: Id of the label that stands for each tag: of "O", "B-TYPE" and "I-TYPE", or of labels.
         type_C: int32, index of each label's type, -1 for O.
-        is_begin_C: bool, whether the label is a B- label.
-        inside_C: int32, id of the label that continues each label's entity.
-        begin_Y: int32, id of the B- label of each type.
+        is_begin_C: bool, whether the label begins an entity wherever it stands.
+        is_end_C: bool, whether the label ends its entity.
+        inside_C: int32, id of the label that continues each label's word; NO_LABEL if none does.
+        begin_Y: int32, id of the label that begins an entity of each type.
     """
 
-    def __init__(self, labels: Iterable[str], location: str = "labels"):
+    def __init__(self, labels: Iterable[str], scheme: str = "bio", location: str = "labels"):
         """Check and index the labels; UserErrors are prefixed with `location`."""
-        self.labels = tuple(labels)
-        names = [entity_type(label, location) for label in self.labels]
-        self.types = tuple(dict.fromkeys(name for name in names if name))
-        expected = [f"{prefix}-{name}" for name in self.types for prefix in "BI"]
-        if not expected or self.labels[0] != "O" or sorted(self.labels[1:]) != sorted(expected):
+        self.labels, self.is_plain = tuple(labels), scheme == "plain"
+        try:
+            tags = [("B", tag) if self.is_plain else split_tag(tag) for tag in self.labels]
+        except RowError as error:
+            raise UserError(f"{location}: {error}") from None
+        self.types = tuple(dict.fromkeys(kind for _, kind in tags if kind))
+        has_outside = self.is_plain or "O" in self.labels
+        if not self.types or not has_outside or len(set(self.labels)) < len(self.labels):
             raise UserError(
-                f"{location}: {', '.join(self.labels)}: expected O first, then B- and I- of each "
-                "type, without duplicates"
+                f"{location}: {', '.join(self.labels):.200}: expected O and tags of entity types, "
+                "each once"
             )
-        ids = {label: number for number, label in enumerate(self.labels)}
-        types = {None: -1} | {name: number for number, name in enumerate(self.types)}
-        self.type_C = np.array([types[name] for name in names], np.int32)
-        self.is_begin_C = np.array([label.startswith("B-") for label in self.labels])
-        self.inside_C = np.array([ids[f"I-{name}" if name else "O"] for name in names], np.int32)
-        self.begin_Y = np.array([ids[f"B-{name}"] for name in self.types], np.int32)
+        types = {"": -1} | {name: number for number, name in enumerate(self.types)}
+        self.type_C = np.array([types[kind] for _, kind in tags], np.int32)
+        self.is_begin_C = np.array([prefix in "BSU" for prefix, _ in tags])
+        self.is_end_C = np.array([prefix in "ELSU" for prefix, _ in tags])
+        if self.is_plain:
+            self.ids = {label: number for number, label in enumerate(self.labels)}
+            self.inside_C = np.full(len(tags), NO_LABEL, np.int32)
+            self.begin_Y = np.arange(len(tags), dtype=np.int32)
+            return
+        ids = {tag: number for number, tag in reversed(list(enumerate(tags)))}
+        self.ids = {"O": ids["O", ""]}
+        for kind in self.types:
+            # Of a scheme without B- or I-, the label that is most like it.
+            for prefix, known in (("B", "BSUIEL"), ("I", "IELBSU")):
+                self.ids[f"{prefix}-{kind}"] = next(ids[p, kind] for p in known if (p, kind) in ids)
+        self.inside_C = np.array(
+            [self.ids[f"I-{kind}"] if kind else NO_LABEL for _, kind in tags], np.int32
+        )
+        self.begin_Y = np.array([self.ids[f"B-{kind}"] for kind in self.types], np.int32)
 
     @classmethod
-    def of_names(cls, names: Sequence[str], location: str = "labels") -> "BioLabels":
-        """Create the labels of entity types in their order; with O they are complete BIO labels."""
-        if "O" in names:
-            return cls(names, location)
-        return cls(("O", *(f"{prefix}-{name}" for name in names for prefix in "BI")))
+    def of_names(
+        cls, names: Sequence[str], scheme: str = "bio", location: str = "labels"
+    ) -> "TagLabels":
+        """Create the labels of a new head.
+
+        They are the names, if the scheme is "plain" or O is one of them; otherwise O, and B- and I-
+        of each type that is named, as it is or with a prefix.
+        """
+        if scheme == "plain" or "O" in names:
+            return cls(names, scheme, location)
+        types = cls(["O", *names], location=location).types
+        return cls(("O", *(f"{prefix}-{name}" for name in types for prefix in "BI")))
+
+    def tags_of(self, labels: Sequence[str]) -> list[str]:
+        """Return the predicted labels of a text's words as tags: those of other schemes as BIO."""
+        has_bio = self.is_plain or all(label[:2] in ("O", "B-", "I-") for label in self.labels)
+        return list(labels) if has_bio else to_bio(labels)
 
 
 class TokenLabels(NamedTuple):
@@ -134,7 +176,7 @@ def first_pieces(vocabulary: Vocabulary) -> np.ndarray:
 
 
 def label_words(
-    bio: BioLabels,
+    bio: TagLabels,
     texts: Sequence[str],
     tokens: Tokens,
     words: Sequence[Sequence[str]],
@@ -158,9 +200,8 @@ def label_words(
     labelled_words, first = np.unique(word_of_basic, return_index=True)
 
     labels_T = np.full(len(is_first_T), NO_LABEL, np.int32)
-    inside = bio.inside_C[label_ids_N[word_of_basic]]
     # In "@ann", labelled O, "ann" looks like a name; training on O would teach that it is none.
-    labels_T[basic] = np.where(inside == 0, NO_LABEL, inside)
+    labels_T[basic] = bio.inside_C[label_ids_N[word_of_basic]]
     labels_T[basic[first]] = label_ids_N[labelled_words]
     firsts_N = np.full(len(label_ids_N), -1, np.int64)
     firsts_N[labelled_words] = basic[first]
@@ -168,7 +209,7 @@ def label_words(
 
 
 def label_spans(
-    bio: BioLabels,
+    bio: TagLabels,
     texts: Sequence[str],
     tokens: Tokens,
     spans: Sequence[Sequence[tuple[int, int, str]]],
@@ -229,7 +270,7 @@ def _overlapped(entities, starts, ends):
 
 def _bio_labels(bio, types, first, after, num_basic):
     """Return the label id of each basic token."""
-    labels = np.zeros(num_basic, np.int32)
+    labels = np.full(num_basic, bio.ids["O"], np.int32)
     begin_ids, sizes = bio.begin_Y[types], after - first
     offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     labels[np.repeat(first, sizes) + offsets] = np.repeat(bio.inside_C[begin_ids], sizes)
@@ -238,13 +279,13 @@ def _bio_labels(bio, types, first, after, num_basic):
 
 
 def word_predictions(
-    bio: BioLabels, predictions_T: np.ndarray, labelled: TokenLabels
+    bio: TagLabels, predictions_T: np.ndarray, labelled: TokenLabels
 ) -> list[list[str]]:
     """Return one list of tags per text, one tag per word of `labelled`; "O" without a token."""
-    outside = np.append(predictions_T, 0)  # Index -1 of `firsts` then selects O.
-    tags_N = np.array(bio.labels, object)[outside[labelled.firsts]].tolist()
+    outside = np.append(predictions_T, len(bio.labels))  # Index -1 of `firsts` then selects O.
+    tags_N = np.array([*bio.labels, "O"], object)[outside[labelled.firsts]].tolist()
     splits = labelled.splits.tolist()
-    return [tags_N[start:end] for start, end in itertools.pairwise(splits)]
+    return [bio.tags_of(tags_N[start:end]) for start, end in itertools.pairwise(splits)]
 
 
 def _end_to_end(texts, tokens):
@@ -266,12 +307,13 @@ def _splits(lengths):
 
 
 def entities(
-    texts: tf.Tensor, windows: Windows, logits: tf.Tensor, bio: BioLabels
+    texts: tf.Tensor, windows: Windows, logits: tf.Tensor, bio: TagLabels
 ) -> dict[str, tf.Tensor]:
     """Return the entities of each text, in order, from logits `(W, L, C)`.
 
     Basic tokens get their most probable label. An I- label that continues no entity of its type
-    starts an entity, as in conlleval and seqeval.
+    starts an entity, as in conlleval and seqeval. With the scheme "plain", each word is an entity:
+    what white space separates, with the label of its first basic token.
 
     Returns:
         Dict of `entity_text` and `entity_type`, string `(B, E)`, padded with ""; `entity_start` and
@@ -294,15 +336,25 @@ def entities(
     label_K = tf.where(probability_K >= 0, label_K, np.argmax(bio.type_C >= 0))
     type_K = tf.gather(bio.type_C, label_K)
 
-    continues = (type_K[1:] == type_K[:-1]) & (example_K[1:] == example_K[:-1])
-    continues = tf.concat([tf.zeros_like(type_K[:1], tf.bool), continues], axis=0)
+    def before(values_K):
+        return tf.concat([values_K[:1], values_K[:-1]], axis=0)
+
     is_inside_K = type_K >= 0
-    begins_K = is_inside_K & (tf.gather(bio.is_begin_C, label_K) | ~continues)
+    begins_K = (tf.range(tf.size(type_K)) == 0) | (example_K != before(example_K))
+    if bio.is_plain:
+        begins_K |= start_K > before(end_K)
+    else:
+        ends_K = tf.gather(bio.is_end_C, before(label_K))
+        begins_K |= tf.gather(bio.is_begin_C, label_K) | ends_K | (type_K != before(type_K))
+    begins_K &= is_inside_K
     begin = tf.where(begins_K)[:, 0]
     entity_K = tf.where(is_inside_K, tf.cumsum(tf.cast(begins_K, tf.int32)) - 1, -1)  # -1: none.
     start_M, example_M = tf.gather(start_K, begin), tf.gather(example_K, begin)
     end_M = tf.math.unsorted_segment_max(end_K, entity_K, tf.size(begin))
-    score_M = tf.math.unsorted_segment_mean(probability_K, entity_K, tf.size(begin))
+    if bio.is_plain:
+        score_M = tf.gather(probability_K, begin)
+    else:
+        score_M = tf.math.unsorted_segment_mean(probability_K, entity_K, tf.size(begin))
     num_texts = tf.size(texts, tf.int64)
 
     def of_texts(values_M, padding):
@@ -501,9 +553,10 @@ class TokenModel(HeadModel):
 class TaggingTask(Task):
     """Entity tagging; an example's label is `WordTags` or a list of entities."""
 
-    labels: tuple[str, ...]  # BIO tags, O first.
+    labels: tuple[str, ...]  # Tags, in the order of the head.
     doc_stride: int = described("tokens between the starts of the windows of a longer text")
     text_column: str = "text"  # In tables.
+    scheme: str = described("whether labels are tags of entities (bio) or of words (plain)", "bio")
 
     kind = "tagging"
     description = "Extracts the entities of a text: their text, type and position."
@@ -515,8 +568,8 @@ class TaggingTask(Task):
         "entity_score": OutputSpec("confidence of each entity, from 0 to 1; -1 for padding"),
         "num_entities": OutputSpec("number of entities; entries after it are padding"),
     }
-    best_metric = "f1"
     input_names = ("text",)
+    word_output_types = {"tags": ("string", 1)}
     has_lists_of_labels = True
     has_windows = True
     needs_offsets = True
@@ -524,12 +577,22 @@ class TaggingTask(Task):
     losses = {"tag": softmax_cross_entropy}
     soft_losses = {"tag": softmax_divergence}
 
+    def __post_init__(self) -> None:
+        check_choice("scheme", self.scheme, SCHEMES)
+        if self.labels:
+            self.bio  # noqa: B018  Checks them.
+
+    @property
+    def best_metric(self) -> str:
+        """The metric that selects the best checkpoint."""
+        return "accuracy" if self.bio.is_plain else "f1"
+
     @classmethod
     def from_data(cls, data: Source | FileRows, **options: Any) -> Self:
         """Create the task as `for_reading` does; raises UserError if the file has no entity."""
         task = cls.for_reading(data, **options)
         rows = raise_bad_rows(task.iter_rows(data, labelled=True))
-        if not any(_types(row.label) for row in rows):
+        if not any(task._types(row.label) for row in rows):
             raise UserError(f"{data}: expected at least one entity to train on, received none")
         return task
 
@@ -547,8 +610,8 @@ class TaggingTask(Task):
     ) -> Self:
         """Create the task from a labelled file, by default with its entity types, sorted.
 
-        `labels` are entity types, or BIO tags with O; `doc_stride` is half a window by default.
-        The column has either name, as in `read_tagged`.
+        `labels` as of `TagLabels.of_names`; `doc_stride` is half a window by default. The column
+        has either name, as in `read_tagged`.
         """
         if text_column is None:
             (text_column,) = text_columns
@@ -561,11 +624,12 @@ class TaggingTask(Task):
         )
         found = set()
         for row in raise_bad_rows(task.iter_rows(data, labelled=True)):
-            found |= _types(row.label)
+            found |= task._types(row.label)
         names = tuple(map(as_label, labels)) or sorted(found)
         if not names:  # Such as a dev file.
             return task
-        return dataclasses.replace(task, labels=BioLabels.of_names(names, "--labels").labels)
+        labels = TagLabels.of_names(names, task.scheme, "--labels").labels
+        return dataclasses.replace(task, labels=labels)
 
     @classmethod
     def from_options(
@@ -576,25 +640,26 @@ class TaggingTask(Task):
         doc_stride: int | None = None,
         **options: Any,
     ) -> Self:
-        """Create the task from entity types, or from BIO tags with O."""
+        """Create the task from labels as of `TagLabels.of_names`."""
         names = label_names(labels)
         if not names:
             raise UserError("labels: expected entity types, in a list, received none")
+        scheme = options.get("scheme", "bio")
         return cls(
             max_seq_length=max_seq_length,
-            labels=BioLabels.of_names(names).labels,
+            labels=TagLabels.of_names(names, scheme).labels,
             doc_stride=doc_stride or max((max_seq_length - 2) // 2, 1),
             **options,
         )
 
     @functools.cached_property
-    def bio(self) -> BioLabels:
-        """The labels as `BioLabels`."""
-        return BioLabels(self.labels)
+    def bio(self) -> TagLabels:
+        """The labels as `TagLabels`."""
+        return TagLabels(self.labels, self.scheme)
 
     def summary(self) -> str:
         """Return the entity types, for the log."""
-        return f"; entities {', '.join(self.bio.types)}"
+        return f"; {'tags' if self.bio.is_plain else 'entities'} {', '.join(self.bio.types)}"
 
     def columns(self, x: Any) -> dict[str, list]:
         """Return texts by input name; lists of words are joined by spaces."""
@@ -609,13 +674,12 @@ class TaggingTask(Task):
         values: Sequence[Any],
         texts: Mapping[str, Sequence[Any]],
         what: str = "y[{}]",
-        is_batch: bool = False,
     ) -> list:
         """Convert the labels of rows; see `Task.encode_labels`.
 
         All rows have entities, or all have a tag per word; [] may be either.
         """
-        labels = super().encode_labels(values, texts, what, is_batch)
+        labels = super().encode_labels(values, texts, what)
         if not any(isinstance(label, WordTags) for label in labels):
             return labels
         for row, label in enumerate(labels):
@@ -625,39 +689,41 @@ class TaggingTask(Task):
                         f"{what.format(row)}: expected a tag per word, as in other rows, received "
                         f"{values[row]!r:.80}"
                     )
-                labels[row] = WordTags([], [])
+                labels[row] = WordTags([])
         return labels
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> WordTags | list[Entity]:
-        """Return entities, given as dicts with start, end and type, or one tag per word."""
-        label: WordTags | list[Entity]
+        """Return entities, given as dicts with start, end and type, or one name or id per word."""
         if isinstance(value, WordTags):
-            label = value
-        elif (value := as_list(value, "label")) and not all(map(_may_be_entity, value)):
-            for tag in value:
-                if not isinstance(tag, str):
-                    raise ValueError(
-                        'expected a tag per word as a string, such as "B-PER", or {"start", "end", '
-                        f'"type"}} per entity, received {tag!r:.80}'
-                    )
-            words = texts["text"].split(" ")
-            if len(words) != len(value):
-                raise ValueError(
-                    f"expected {len(words)} tags, one per word, received {len(value)}; words are "
-                    "separated by spaces and contain none"
-                )
-            label = WordTags(words, to_bio(value))
-        else:
-            label = entities_of({"entities": value}, len(texts["text"]))
-        return self.label_of(label)
+            return self.label_of(value)
+        if not (value := as_list(value, "label")) or all(map(_may_be_entity, value)):
+            return self.label_of(entities_of({"entities": value}, len(texts["text"])))
+        words = JoinedWords(texts["text"]).words
+        if len(words) != len(value):
+            raise ValueError(f"expected {len(words)} tags, one per word, received {len(value)}")
+        space = LabelSpace(self.labels)
+        names = [tag if isinstance(tag, str) else space.labels[space.id_of(tag)] for tag in value]
+        return self.label_of(WordTags(read_tags(names, self.scheme)))
 
     def label_of(self, label: WordTags | list[Entity]) -> WordTags | list[Entity]:
-        """Return the label; raises ValueError at an entity type that the task does not have."""
-        types = _types(label)
+        """Return the label; raises ValueError at a type that the task does not have."""
+        if self.scheme == "plain" and not isinstance(label, WordTags):
+            raise ValueError("scheme='plain': expected a tag per word, received entities")
+        types = self._types(label)
         if types and (unknown := sorted(types.difference(self.bio.types))):
-            known = ", ".join(self.bio.types)
-            raise ValueError(f"entity type {unknown[0]!r:.80}: expected one of {known}")
+            known, what = ", ".join(self.bio.types), "entity type"
+            if self.scheme == "plain":
+                what = "tag"
+            raise ValueError(f"{what} {unknown[0]!r:.80}: expected one of {known:.200}")
         return label
+
+    def _types(self, label):
+        """Return the types in a label."""
+        if not isinstance(label, WordTags):
+            return {name for _, _, name in label}
+        if self.scheme == "plain":
+            return set(label.tags)
+        return {tag.partition("-")[2] for tag in label.tags} - {""}
 
     def encode(self, texts: Tensors, tokenize: Tokenize, vocabulary: Vocabulary) -> Windows:
         """Tokenize texts into overlapping windows; `is_first` marks tokens that have labels."""
@@ -691,24 +757,10 @@ class TaggingTask(Task):
         """Return the encoder with one logit per token and label."""
         return TokenModel(config, len(self.labels), name=self.kind, dtype=dtype)
 
-    def begin_training(self, model: TokenModel) -> Callable[[], None]:
-        """Start labels that a converted head never predicts as the other label of their type."""
-        bio, head = self.bio, model.head
-        kernel_HC, bias_C = head.kernel.numpy(), head.bias.numpy()
-        other_C = np.where(bio.is_begin_C, bio.inside_C, bio.begin_Y[bio.type_C])
-        source_C = np.where(bias_C == NEVER, other_C, np.arange(len(bias_C)))
-
-        def assign(columns_C):
-            head.kernel.assign(kernel_HC[:, columns_C])
-            head.bias.assign(bias_C[columns_C])
-
-        assign(source_C)
-        return lambda: assign(np.arange(len(bias_C)))
-
     def label_warnings(self, data: EncodedExamples) -> list[str]:
         """Count words and entities that tokens cannot represent; warn if there is no entity."""
         _, warnings = self.token_labels(data.examples, data.windows)
-        if not any(_types(item) for item in data.examples.labels):
+        if not any(self._types(item) for item in data.examples.labels):
             warnings.append("no row has an entity: precision, recall and F1 cannot be measured")
         return warnings
 
@@ -718,9 +770,8 @@ class TaggingTask(Task):
         tokens, is_first_T = texts_tokens(windows, len(texts))
         is_first_T = is_first_T.numpy()
         if isinstance(items[0], WordTags):
-            words = [item.words for item in items]
-            numbers = {label: number for number, label in enumerate(bio.labels)}
-            ids_N = np.array([numbers[tag] for item in items for tag in item.tags], np.int32)
+            words = [JoinedWords(text).words for text in texts]
+            ids_N = np.array([bio.ids[tag] for item in items for tag in item.tags], np.int32)
             labelled = label_words(bio, texts, tokens, words, ids_N, is_first_T)
             missing = int(np.sum(labelled.firsts < 0))
             counts = {"words have no token; they are predicted as O": missing}
@@ -745,8 +796,25 @@ class TaggingTask(Task):
         return min_top2_gap(windows, outputs["tag"], tf.size(predictions["num_entities"]))
 
     def strip_padding(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Keep the first `num_entities` entries of each list."""
-        return cut_lists(row, row["num_entities"])
+        """Keep the first `num_entities` entries of each list, and the tags of words."""
+        tags = {"tags": [tag for tag in row["tags"] if tag]} if "tags" in row else {}
+        return {**cut_lists(row, row["num_entities"]), **tags}
+
+    def with_word_outputs(self, predictions: Arrays, texts: Mapping[str, list]) -> Arrays:
+        """Return predictions with `tags`, `(N, K)` padded with "", if texts are lists of words."""
+        names = ("entity_start", "entity_end", "entity_type")
+        rows = zip(texts["text"], *(predictions[name].tolist() for name in names), strict=True)
+        tags = [
+            tags_of_words(text, list(zip(*spans, strict=True)), self.bio.is_plain)
+            if isinstance(text, JoinedWords)
+            else []
+            for text, *spans in rows
+        ]
+        if not any(isinstance(text, JoinedWords) for text in texts["text"]):
+            return predictions
+        width = max(map(len, tags))
+        padded = [[*row, *[""] * (width - len(row))] for row in tags]
+        return {**predictions, "tags": np.array(padded, object).reshape(len(tags), width)}
 
     def metric_inputs(self, outputs: Arrays) -> Arrays:
         """Return the most likely labels `(W, L)`, int16 if possible.
@@ -759,21 +827,30 @@ class TaggingTask(Task):
     def metrics(self, data: EncodedExamples, outputs: Arrays) -> dict[str, float]:
         """Return entity-level F1, precision and recall, and the accuracy of tags.
 
+        With the scheme "plain", the accuracy, and the mean of the F1 of the tags, 0 for one that
+        does not occur.
+
         Also "strict_f1", for the strict reading of tags, and "f1_TYPE" with at most FEW_TYPES
         types, 0 for a type that does not occur.
         """
         gold, predicted = self._tags(data, outputs)
+        flat = [list(itertools.chain(*tags)) for tags in (gold, predicted)]
+        if self.bio.is_plain:
+            f1 = f1_score(*flat, labels=list(self.labels), average="macro", zero_division=0)
+            return {"accuracy": accuracy(*flat), "macro_f1": float(f1)}
         scores = entity_scores(gold, predicted)
         types = self.bio.types if len(self.bio.types) <= FEW_TYPES else ()
         return {
             **{name: scores[name] for name in ("f1", "precision", "recall")},
             "strict_f1": strict_f1(gold, predicted),
-            "accuracy": accuracy(*(list(itertools.chain(*tags)) for tags in (gold, predicted))),
+            "accuracy": accuracy(*flat),
             **{f"f1_{name}": scores["types"].get(name, {"f1": 0.0})["f1"] for name in types},
         }
 
     def plots(self, data: EncodedExamples, outputs: Arrays) -> dict[str, Plot]:
         """Return precision, recall and F1 of entities per type."""
+        if self.bio.is_plain:
+            return {}
         types = entity_scores(*self._tags(data, outputs))["types"]
         if not 0 < len(types) <= MAX_LABELS:
             return {}
@@ -794,26 +871,40 @@ class TaggingTask(Task):
         return word_predictions(bio, labelled.labels, labelled), predicted
 
 
+def tags_of_words(
+    text: JoinedWords, entities: Sequence[tuple[int, int, str]], is_plain: bool
+) -> list[str]:
+    """Return the tag of each word: that of its first token, "O" if it is in no entity.
+
+    Args:
+        text: The words.
+        entities: (start, end, type) of the predicted entities, and perhaps their padding.
+        is_plain: Whether entities are words, with tags as types; otherwise tags are BIO.
+    """
+    tags, begin = [], 0
+    for word in text.words:
+        # Marks without a letter before them are no token either, if accents are stripped.
+        letters = (n for n, c in enumerate(word) if unicodedata.category(c)[0] not in "CZM")
+        first = begin + next(letters, len(word))
+        start, _, kind = next((of for of in entities if of[0] <= first < of[1]), (-1, -1, ""))
+        prefix = "" if is_plain else "B-" if start >= begin else "I-"
+        tags.append(f"{prefix}{kind}" if kind else "O")
+        begin += len(word) + 1
+    return tags
+
+
 def _joined(row, what):
     """Return a text, or the words of a list as a text."""
     if isinstance(row, str) or not hasattr(row, "__len__"):
         return row
-    words = as_list(row, what)
-    for word in words:
-        if not isinstance(word, str):
-            raise UserError(f"{what}: expected words, received {type(word).__name__} {word!r:.60}")
-    return " ".join(words)
+    try:
+        return JoinedWords.of(as_list(row, what), f"{what}: word")
+    except RowError as error:
+        raise UserError(str(error)) from None
 
 
 def _may_be_entity(value):
     return isinstance(value, dict | list | tuple)
-
-
-def _types(label):
-    """Return the entity types of a label."""
-    if isinstance(label, WordTags):
-        return {tag.partition("-")[2] for tag in label.tags} - {""}
-    return {name for _, _, name in label}
 
 
 @keras.saving.register_keras_serializable("bert_tf")
@@ -825,12 +916,16 @@ class TokenClassifier(TaskModel):
         model.predict_rows(["Anna left."])[0]["entity_text"]
 
     Options of `from_pretrained`:
-        labels: Entity types, or BIO tags with O.
+        labels: Entity types, or all tags with O, of which a label for the tag "I-PER" may be
+            "I-PER" or "PER"; tags of words with the scheme "plain".
+        scheme: "bio" for tags of entities, "plain" for a tag per word, such as parts of speech; by
+            default that of a head that is kept, else "bio".
         doc_stride: Tokens between the starts of two windows; by default half a window.
 
     Labels of `fit` are, per text, a list of {"start", "end", "type"} in characters, the end
-    exclusive; or, per list of words, a list of tags.
+    exclusive; or, per list of words, a list of tags, by name or id. Predictions of lists of words
+    have `tags`, one per word.
     """
 
     task_class = TaggingTask
-    options = ("labels", "doc_stride")
+    options = ("labels", "scheme", "doc_stride")

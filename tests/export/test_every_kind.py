@@ -49,6 +49,7 @@ TASKS = {
         rare_label="hardware",
         threshold_objective="f1",
         thresholds=(0.25,),
+        pooling="mean",
     ),
     "regression": RegressionTask(max_seq_length=12),
     "tagging": TaggingTask(labels=("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), **WINDOWED),

@@ -62,7 +62,7 @@ def ids_in_fit(model):
     model.compile()
     batches = []
     labels = ["a", "b"] * (len(TEXTS) // 2)
-    with mock.patch.object(keras.Model, "fit", lambda _, data, **options: batches.extend(data)):
+    with mock.patch.object(keras.Model, "fit", lambda _, x, **options: batches.extend(x)):
         model.fit(TEXTS, labels, batch_size=len(TEXTS), epochs=1, shuffle=False)
     return [ids for inputs, *_ in batches for ids in unpadded(inputs)]
 

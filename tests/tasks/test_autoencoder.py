@@ -10,12 +10,13 @@ from sklearn.decomposition import PCA
 
 from bert_tf import AdamW
 from bert_tf.text.encoder_inputs import pack, to_flat, to_padded
+from bert_tf.train.distribution import distribute
 from bert_tf.train.step import TrainStep
 from bert_tf.weights.sources import read_pretrained
 from tasks.data.examples import EncodedExamples, Examples
-from tasks.graph.evaluation import Evaluator, FeatureExamples
+from tasks.graph.evaluation import Evaluator
 from tasks.graph.pipeline import Pipeline
-from tasks.types.anomaly import AnomalyTask
+from tasks.types.anomaly import AnomalyTask, FeatureExamples
 from tests import small
 from tests.shared_graphs import tokenizer_of
 
@@ -81,25 +82,31 @@ def test_features_are_computed_once_and_batches_hold_them(task, model, vocabular
     pipeline = Pipeline(task, tokenizer_of(vocabulary, True), model)
     examples = Examples({"text": TEXTS}, [0] * len(TEXTS))
     encoded = EncodedExamples.encode(examples, pipeline, to_flat)
-    evaluator, said = Evaluator(task, model, tf.distribute.get_strategy(), 2), []
-    expected = evaluator.outputs(encoded)
-    on_vectors = FeatureExamples(encoded, evaluator, said.append)
+    said = []
+    evaluator = Evaluator(task, model, tf.distribute.get_strategy(), 2, said.append)
+    on_vectors = task.training_data(encoded, evaluator)
     batches = list(on_vectors.training_batches(global_batch_size=4, num_epochs=2, seed=0))
+    expected = evaluator.outputs(encoded)
     assert [len(inputs["vector"]) for inputs, *_ in batches] == [4, 3, 4, 3]
     order = np.random.default_rng([0, 0]).permutation(len(TEXTS))
     np.testing.assert_array_equal(batches[0][0]["vector"], expected["vector"][order[:4]])
     for name, values in evaluator.outputs(on_vectors).items():
         np.testing.assert_allclose(values, expected[name], atol=1e-6)
-    assert said == ["extracting features of 7 rows, once"]
+    assert said.count("extracting features of 7 rows, once") == 1
+    np.testing.assert_allclose(expected["score"], expected["pca"], rtol=1e-4)  # Not random.
 
 
 def test_what_batches_are_made_of_takes_no_memory_of_a_gpu(task, vocabulary):
     """Let another CPU be the GPU, which constants are on by default."""
     pipeline = Pipeline(task, tokenizer_of(vocabulary, True), None)
     encoded = EncodedExamples.encode(Examples({"text": TEXTS}, [0] * 7), pipeline, to_flat)
-    evaluator = types.SimpleNamespace(outputs=lambda encoded: {"vector": np.ones((7, 12))})
+    evaluator = types.SimpleNamespace(
+        outputs=lambda encoded: {"vector": np.ones((7, 12))},
+        log=lambda line: None,
+        model=types.SimpleNamespace(is_new=False),
+    )
     with tf.device("CPU:1"):
-        on_vectors = FeatureExamples(encoded, evaluator, lambda line: None)
+        on_vectors = FeatureExamples(encoded, evaluator)
         batches = on_vectors.training_batches(global_batch_size=4, num_epochs=1, seed=0)
     captured = batches._input_dataset._map_func.function.captured_inputs
     assert [of.device[-5:] for of in captured] == ["CPU:0"] * 4  # Labels and weights, too.
@@ -139,8 +146,14 @@ def test_two_replicas_compute_the_same_features_and_start_equal(
         pipeline = Pipeline(task, tokenizer_of(vocabulary, True), one)
         evaluator = Evaluator(task, one, strategy, 2)
         encoded = EncodedExamples.encode(examples, pipeline, to_padded, static_shape=True)
-        encoded = FeatureExamples(encoded, evaluator, lambda line: None)
-        task.init_head(one, encoded)
+        encoded = task.training_data(encoded, evaluator)
+        distribute(
+            lambda local, data=encoded: data.training_batches(
+                global_batch_size=4, num_epochs=1, seed=0, num_replicas=local.total
+            ),
+            strategy,
+        )
+        assert np.any(one.components_HK)
         outputs.append(evaluator.outputs(encoded))
     for name, values in outputs[0].items():
         np.testing.assert_allclose(outputs[1][name], values, atol=1e-5, err_msg=name)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_tf import AdamW, Encoder, UserError, read_pretrained
+from bert_tf import Encoder, UserError, read_pretrained
 from bert_tf.runs.checkpoints import read
 from bert_tf.weights import heads
 from export.graph.saved_model import write_saved_model
@@ -237,27 +237,41 @@ def test_from_pretrained_keeps_the_head_and_a_run_passes_it_on(tmp_path, classif
     np.testing.assert_array_equal(again.weights["classifier/kernel"], kernel[:, [1, 2, 0]])
 
 
-def test_labels_that_a_tagger_lacks_are_learned_from_the_other_of_their_type(
-    tmp_path, config, vocabulary
-):
-    rows = ["the app screen", "my bill"], [["O", "B-A", "I-A"], ["I-B", "B-B"]]
-    for labels, order in ((["O", "I-A", "I-B"], [0, 1, 1, 2, 2]), (["B-A", "O"], [1, 0, 0])):
-        path = tmp_path / labels[0]
-        weights = write_head(
-            *(path, config, vocabulary, "TokenClassification", len(labels)),
-            id2label=table(*labels),
-        )
-        if labels[0] == "O":
-            model = TokenClassifier.from_pretrained(path, labels=["A", "B"])
-            assert (model.network.head.bias.numpy() == heads.NEVER).sum() == 2
-            model.compile(AdamW(1e-12))
-            with pytest.raises(TypeError):
-                model.fit(*rows, epochs=1, verbose=0, initial_epoch="1")
-            assert (model.network.head.bias.numpy() == heads.NEVER).sum() == 2
-            model.fit(*rows, epochs=1, verbose=0)
-        else:
-            model = load_model(read_pretrained(path).save(tmp_path / "run").path)
-            options = {"output_dir": tmp_path / "trained", "epochs": 1, "learning_rate": 1e-12}
-            model.train(rows[0][:1], rows[1][:1], **options)
-        for found, expected in zip(model.network.head.weights, weights, strict=True):
-            np.testing.assert_allclose(found, expected[..., order], atol=1e-6)
+@pytest.mark.parametrize(
+    ("labels", "tags"),
+    [
+        # A tag without a prefix is one with I-, as in transformers.
+        (("O", "PATIENT", "HCW"), [["B-PATIENT", "PATIENT", "O"], ["HCW", "O"]]),
+        (("B-A", "E-A", "I-A", "O", "S-A"), [["S-A", "B-A", "E-A"], ["O", "U-A"]]),
+        (("NOUN", "VERB", "O"), [["B-NOUN", "NOUN", "O"], ["O", "VERB"]]),
+    ],
+)
+def test_a_tagger_of_any_scheme_keeps_its_head(tmp_path, config, vocabulary, labels, tags):
+    weights = write_head(
+        *(tmp_path / "model", config, vocabulary, "TokenClassification", len(labels)),
+        id2label=table(*labels),
+    )
+    model = TokenClassifier.from_pretrained(tmp_path / "model")
+    converted = load_model(read_pretrained(tmp_path / "model").save(tmp_path / "run").path)
+    rows = [["the", "app", "screen"], ["my", "bill"]]
+    for of in (model, converted):
+        assert of.labels == labels and of.task.scheme == "bio" and not of.has_new_head
+        for found, expected in zip(of.network.head.weights, weights, strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert model.predict_rows(rows) == converted.predict_rows(rows)
+    model.fit(rows, tags, epochs=1, verbose=0)
+    assert not np.allclose(model.network.head.kernel, weights[0])
+
+
+def test_a_tagger_without_o_tags_each_word(tmp_path, config, vocabulary):
+    write_head(
+        *(tmp_path / "model", config, vocabulary, "TokenClassification", 2),
+        id2label=table("NOUN", "VERB"),
+    )
+    model = load_model(tmp_path / "model")
+    assert model.task.scheme == "plain" and model.labels == ("NOUN", "VERB")
+    (row,) = model.predict_rows([["the", "bill's", "high"]])
+    assert row["entity_text"] == ["the", "bill's", "high"] and row["tags"] == row["entity_type"]
+    model.fit([["the", "bill"]], [["NOUN", 1]], epochs=1, verbose=0)
+    with pytest.raises(UserError, match=r"y\[0\]: tag 'DET': expected one of NOUN, VERB"):
+        model.fit([["the"]], [["DET"]])

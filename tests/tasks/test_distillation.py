@@ -260,7 +260,7 @@ def test_every_task_learns_its_teacher(name, huggingface_dir, tmp_path):
     )
 
     def distance(student):
-        encoded = student.encode(x, y)
+        encoded = student._evaluation_rows(x, y)
         own, expected = (
             one.evaluator().outputs(encoded, reduced=False) for one in (student, teacher)
         )

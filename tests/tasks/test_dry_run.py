@@ -51,6 +51,13 @@ def test_devices_are_planned_that_this_machine_lacks(settings):
     assert plan.devices == 4 and plan.static_length == settings.max_seq_length
 
 
+def test_a_frozen_encoder_runs_once_per_sample(settings):
+    options = {"normal_labels": ("billing",), "latent_dim": 3}
+    anomaly = FinetuneSettings(**{**vars(settings), "task": "anomaly", **options})
+    assert plan_of(anomaly, lambda line: None).is_frozen
+    assert not plan_of(settings, lambda line: None).is_frozen
+
+
 def test_samples_without_windows_are_left_out():
     ids = tf.ragged.constant([[1, 1, 1], [1] * 4, [1] * 5])
     packed = types.SimpleNamespace(input_ids=ids)

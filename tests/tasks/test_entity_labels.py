@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from bert_tf import Tokenizer, UserError, Vocabulary
+from tasks.data.readers.tagged import JoinedWords, split_tag
 from tasks.types.tagging import (
     NO_LABEL,
-    BioLabels,
-    entity_type,
+    TagLabels,
     label_spans,
+    tags_of_words,
     word_predictions,
 )
 from tests.entities import BIO, ENTRIES, VOCABULARY, decoded, firsts, from_words, read_columns
@@ -27,23 +28,111 @@ def named(tokens, labels_T):
     ]
 
 
-def test_bio_labels_have_prefix_and_type():
-    bio = BioLabels(("O", "I-PER", "B-PER", "B-a-b", "I-a-b"))
+def test_labels_have_prefix_and_type():
+    bio = TagLabels(("O", "I-PER", "B-PER", "B-a-b", "I-a-b"))
     assert bio.types == ("PER", "a-b")
     assert bio.type_C.tolist() == [-1, 0, 0, 1, 1]
     assert bio.is_begin_C.tolist() == [False, False, True, True, False]
-    assert bio.inside_C.tolist() == [0, 1, 1, 4, 4]
+    assert bio.inside_C.tolist() == [NO_LABEL, 1, 1, 4, 4]
     assert bio.begin_Y.tolist() == [2, 3]
-    assert BioLabels.of_names(("X", "Y")).labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
-    assert entity_type("I-LOC", "") == "LOC"
-    for labels in ((), ("O",), ("B-X", "I-X", "O"), ("O", "B-X"), ("O", "B-X", "I-X", "I-X")):
-        with pytest.raises(UserError, match="labels: .*expected O first, then B- and I- of each"):
-            BioLabels(labels)
-    for tag in ("", "B-", "LOC", "E-LOC", "O-LOC", "b-LOC"):
-        with pytest.raises(
-            UserError, match=f"a.conll:3: tag '{tag}': expected O, B-TYPE or I-TYPE"
-        ):
-            entity_type(tag, "a.conll:3")
+    for names in (("X", "Y"), ("B-X", "I-X", "Y"), ("U-X", "L-X", "I-Y")):
+        assert TagLabels.of_names(names).labels == ("O", "B-X", "I-X", "B-Y", "I-Y")
+    for labels in ((), ("O",), ("B-X", "I-X"), ("O", "X", "X")):
+        with pytest.raises(UserError, match="labels: .*expected O and tags of entity types, each"):
+            TagLabels(labels)
+    for tag in ("B-", "I", "S-"):
+        with pytest.raises(UserError, match=f"labels: tag '{tag}': expected a type, as in "):
+            TagLabels(("O", tag))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (("PER", "O", "B-PER"), {"O": 1, "B-PER": 2, "I-PER": 0}),
+        (("O", "I-PER"), {"O": 0, "B-PER": 1, "I-PER": 1}),
+        (("DATE", "O", "PER"), {"O": 1, "B-DATE": 0, "I-DATE": 0, "B-PER": 2, "I-PER": 2}),
+        (("O", "S-A", "E-A", "I-A", "B-A"), {"O": 0, "B-A": 4, "I-A": 3}),
+        (("O", "U-A", "L-A"), {"O": 0, "B-A": 1, "I-A": 2}),
+    ],
+)
+def test_each_tag_has_the_label_that_is_most_like_it(labels, expected):
+    assert TagLabels(labels).ids == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "predicted", "spans", "tags"),
+    [
+        # As transformers.pipeline("token-classification", aggregation_strategy="simple") groups.
+        (("O", "A", "B-C"), "A A O B-C", [(0, 12, "A"), (20, 24, "C")], "B-A I-A O B-C"),
+        (("O", "I-A"), "I-A I-A O I-A", [(0, 12, "A"), (20, 24, "A")], "I-A I-A O I-A"),
+        (
+            ("S-A", "E-A", "I-A", "B-A", "O"),
+            "B-A E-A I-A S-A",
+            [(0, 12, "A"), (13, 19, "A"), (20, 24, "A")],
+            "B-A I-A B-A B-A",
+        ),
+        (
+            ("O", "U-A", "L-A"),
+            "U-A U-A L-A O",
+            [(0, 4, "A"), (5, 12, "A"), (13, 19, "A")],
+            "B-A B-A B-A O",
+        ),
+    ],
+)
+def test_labels_of_any_scheme_become_entities(tokenizer, labels, predicted, spans, tags):
+    bio = TagLabels(labels)
+    texts = ["Anna Berlin London York"]
+    tokens = tokenizer.tokenize_with_offsets(texts)
+    labels_T = np.array([bio.labels.index(tag) for tag in predicted.split()], np.int32)
+    (found,) = decoded(texts, tokens, labels_T, bio)
+    assert [entity[:3] for entity in found] == spans_of(spans)
+    assert bio.tags_of(predicted.split()) == tags.split()
+
+
+def spans_of(spans):
+    """Return the spans of "Anna Berlin London York", whose words are 4, 6, 6 and 4 long."""
+    starts = {0: 0, 5: 5, 13: 12, 20: 19}
+    ends = {4: 4, 12: 11, 19: 18, 24: 23}
+    return [(starts[start], ends[end], kind) for start, end, kind in spans]
+
+
+def test_plain_tags_are_those_of_words(tokenizer):
+    plain = TagLabels(("VERB", "NOUN", "O"), "plain")
+    assert plain.types == plain.labels and plain.ids == {"VERB": 0, "NOUN": 1, "O": 2}
+    texts, tokens, labelled = from_words(
+        tokenizer, [["don't", "U.S."], ["\u200b", "met"]], ["VERB NOUN", "O VERB"], plain
+    )
+    assert labelled.labels.tolist() == [0, *[NO_LABEL] * 2, 1, *[NO_LABEL] * 3, 0]
+    # Tokens that are no first ones may get any prediction.
+    labels_T = np.where(labelled.labels == NO_LABEL, 2, labelled.labels)
+    assert decoded(texts, tokens, labels_T, plain) == [
+        [(0, 5, "VERB", "don't"), (6, 10, "NOUN", "U.S.")],
+        [(2, 5, "VERB", "met")],
+    ]
+    assert word_predictions(plain, labels_T, labelled) == [["VERB", "NOUN"], ["O", "VERB"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "entities", "expected"),
+    [
+        (["Anna", "Smith", "left"], [(0, 10, "PER")], ["B-PER", "I-PER", "O"]),
+        (["Anna", "Smith"], [(0, 4, "PER"), (5, 10, "PER"), (-1, -1, "")], ["B-PER", "B-PER"]),
+        # Its first token is O, as in the metrics.
+        (["@ann", "left"], [(1, 4, "PER")], ["O", "O"]),
+        (["Anna's", "(Rome)"], [(0, 4, "PER"), (8, 12, "LOC")], ["B-PER", "O"]),
+        # Characters that are no token.
+        (
+            ["\u200bAnn", "\u200b", "\u00a0Ann"],
+            [(1, 4, "PER"), (8, 11, "A")],
+            ["B-PER", "O", "B-A"],
+        ),
+        ([], [], []),
+    ],
+)
+def test_words_have_the_tag_of_their_first_token(words, entities, expected):
+    assert tags_of_words(JoinedWords.of(words), entities, is_plain=False) == expected
+    types = [tag.partition("-")[2] or "O" for tag in expected]
+    assert tags_of_words(JoinedWords.of(words), entities, is_plain=True) == types
 
 
 def test_words_of_a_column_file_label_their_first_piece(tokenizer):
@@ -130,8 +219,8 @@ def test_entities_that_overlap_in_a_basic_token_or_cover_none(tokenizer):
 def test_all_entities_of_wnut17_are_restored(data_dir):
     get_entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities
     sentences, tags = read_columns(data_dir / "ner" / "wnut17" / "wnut17train.conll")
-    bio = BioLabels.of_names(
-        sorted({entity_type(tag, "") for of_text in tags for tag in of_text.split()} - {None})
+    bio = TagLabels.of_names(
+        sorted({split_tag(tag)[1] for of_text in tags for tag in of_text.split()} - {""})
     )
     vocabulary = Vocabulary.load(data_dir / "vocab" / "uncased" / "vocab.txt")
     tokenizer = Tokenizer(vocabulary, do_lower_case=True)

@@ -27,7 +27,7 @@ PREDICTED = {
 
 # Only these read a dataset batch by batch.
 STREAMED = ("TextClassifier", "TextRegressor")
-FORMS = [("rows", name) for name in CASES] + [("parts", name) for name in CASES]
+FORMS = [("rows", name) for name in CASES]
 FORMS += [("dataset", name) for name in STREAMED]
 
 
@@ -60,13 +60,10 @@ def test_fit_compiled_on_two_replicas_trains_like_one(form, name, weights, mirro
     alone = create(**options)
     with mirrored.scope():
         together = create(**options)
-    parts, rate = 2 if form == "parts" else 1, 0.02 if name == "TextRegressor" else 0.1
+    rate = 0.02 if name == "TextRegressor" else 0.1
     for model, is_compiled in ((alone, False), (together, True)):
-        model.compile(
-            keras.optimizers.SGD(rate),
-            jit_compile=is_compiled,
-            gradient_accumulation_steps=parts if is_compiled else 1,
-        )
+        with model.distribute_strategy.scope():
+            model.compile(keras.optimizers.SGD(rate), jit_compile=is_compiled)
         before, rows = weights_of(model), {"x": x, "y": y, "batch_size": 4}
         if form == "dataset":
             rows = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(4)}
@@ -75,16 +72,16 @@ def test_fit_compiled_on_two_replicas_trains_like_one(form, name, weights, mirro
     expected = weights_of(alone)
     assert any(np.abs(value - before[key]).max() > 1e-3 for key, value in expected.items())
     assert_equal_weights(expected, weights_of(together), rtol=1e-4, atol=1e-5)
-    assert "sequence_ids" in inputs_of(together.encode(x, y))
+    assert "sequence_ids" in inputs_of(together._evaluation_rows(x, y))
 
 
 @pytest.mark.medium
 def test_evaluate_is_compiled_on_packed_rows_and_reads_a_batch_late(weights, monkeypatch):
     model = compiled("TextClassifier", weights)
     expected = model.evaluate(ROWS, NAMES, batch_size=3)
-    assert "row_splits" in inputs_of(model.encode(ROWS, NAMES))
+    assert "row_splits" in inputs_of(model._evaluation_rows(ROWS, NAMES))
     model.compile(jit_compile=True)
-    encoded = model.encode(ROWS, NAMES)
+    encoded = model._evaluation_rows(ROWS, NAMES)
     assert "sequence_ids" in inputs_of(encoded)
     assert model.evaluate(encoded, batch_size=3) == pytest.approx(expected, rel=1e-5)
     events, forward = [], Evaluator._forward
@@ -120,7 +117,7 @@ def test_predict_is_compiled_on_packed_rows_and_predicts_equally(name, weights, 
     )
     if name == "AnomalyDetector":
         for of in (expected, model):
-            of.preprocessor.task = dataclasses.replace(of.task, threshold=1.0)
+            of._set_tuned(dataclasses.replace(of.task, threshold=1.0))
     expected = expected.predict_rows(x)
     monkeypatch.setattr(chunking, "SEQUENCES_PER_BATCH", 4)  # Several batches.
     monkeypatch.setattr(task_model, "is_accelerated", lambda strategy: True)

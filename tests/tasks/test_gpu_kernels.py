@@ -32,6 +32,7 @@ EXAMPLES = {
 # latter is one summand, so that its order changes nothing; the sum of the padding is not used.
 SUMS_IN_ANY_ORDER = dict.fromkeys(EXAMPLES, 2)
 SUMS_IN_ANY_ORDER |= {"MultipleChoice": 3, "TextEmbedder": 3, "TextRanker": 3}
+SUMS_IN_ANY_ORDER["AnomalyDetector"] = 0  # Its encoder is not trained.
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_a_compiled_step_has_all_kernels_and_waits_for_nothing(name, weights):
     source = getattr(tasks, name)
     model = source.from_pretrained(weights, max_seq_length=12, dtype="mixed_bfloat16", **options)
     model.compile(jit_compile=True)
-    encoded = model.encode(x) if y is None else model.encode(x, y)
+    encoded = model._evaluation_rows(x, y)
     batches = iter(encoded.training_batches(global_batch_size=4, num_epochs=1, seed=1))
     optimizer = AdamW(1e-3)
     optimizer.build(model.network.trainable_variables)
@@ -65,4 +66,4 @@ def test_a_compiled_step_has_all_kernels_and_waits_for_nothing(name, weights):
     assert copies(twice.graph) == ([], ["Less -> Identity (bool)"])
     types = [of.type for of, _ in operations(twice.graph)]
     adding = collections.Counter(of for of in types if "Scatter" in of or "Segment" in of)
-    assert adding == {"UnsortedSegmentSum": SUMS_IN_ANY_ORDER[name]}
+    assert adding == collections.Counter(UnsortedSegmentSum=SUMS_IN_ANY_ORDER[name])

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import threading
+import warnings
 
 import keras
 import numpy as np
@@ -13,7 +14,7 @@ import tasks
 from bert_tf import AdamW, FitSchedule, UserError
 from tasks import TextRegressor
 from tasks.model import task_model
-from tasks.model.labelled_rows import Rows, evaluation_examples
+from tasks.model.labelled_rows import Rows, evaluation_examples, examples_of
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 from tests.tasks.test_task_model_training import weights_of
@@ -39,15 +40,14 @@ def table():
 
 
 def test_columns_of_a_table_are_rows(model, table):
-    expected = model.encode(ROWS, NAMES)
+    expected = examples_of(model.task, ROWS, NAMES)
     for x, y in (
         (table["text"], table["intent"]),
         (table, table["intent"].astype("category")),
         (table[::-1][["text"]][::-1], table["intent"].map(LABELS.index)),
         (table["text"].to_numpy(), table["intent"].to_numpy()),
     ):
-        found = model.encode(x, y)
-        assert found.examples == expected.examples
+        assert examples_of(model.task, x, y) == expected
     assert model.predict_rows(table.query("intent == 'billing'")) == model.predict_rows(ROWS[:3])
     with pytest.raises(UserError, match=r"x: text\[1\]: expected a string, received float nan"):
         model.predict(table["text"].where(table.index != 1))
@@ -62,20 +62,17 @@ def test_a_table_of_multi_hot_labels_is_matched_by_name(weights, table):
 
     model = create_multi_label(weights, LABELS)
     one_hot = pandas.get_dummies(table["intent"])
-    expected = model.encode(ROWS, [[name] for name in NAMES]).examples
+    expected = examples_of(model.task, ROWS, [[name] for name in NAMES])
     for y in (one_hot, one_hot[list(LABELS[::-1])].astype(int), one_hot.astype("Int64")):
-        assert model.encode(table["text"], y).examples == expected
+        assert examples_of(model.task, table["text"], y) == expected
         assert evaluation_examples(model.task, (table["text"], y)) == expected
-        np.testing.assert_array_equal(
-            model._labels_of_token_ids(y), np.eye(len(LABELS))[[LABELS.index(one) for one in NAMES]]
-        )
     # Integers of two labels could be ids in a list.
     two = create_multi_label(weights, ["1", "0"])
     y = pandas.DataFrame([[1, 0], [0, 1]], columns=[0, 1])
-    assert two.encode(ROWS[:2], y).examples.labels == [(1,), (0,)]
+    assert examples_of(two.task, ROWS[:2], y).labels == [(1,), (0,)]
     for wrong in (one_hot.astype(float) / 2, one_hot.astype("Int64").where(one_hot)):
-        with pytest.raises(UserError, match="y: expected names, ids, or 3 values per row that are"):
-            model.encode(table["text"], wrong)
+        with pytest.raises(UserError, match="expected 3 values, one per label, 0 or 1"):
+            examples_of(model.task, table["text"], wrong)
 
 
 def create_multi_label(weights, labels):
@@ -90,19 +87,19 @@ def test_messages_about_tables_have_one_line_and_name_columns(model, weights, ta
     one_hot, numbers = pandas.get_dummies(table["intent"]), pandas.Series([1.0, 2.0])
     columns = "received a DataFrame with the columns "
     for message, call in {
-        f"{columns}billing, hardware, software; pass one": lambda: model.encode(ROWS, one_hot),
-        f"{columns}intent; pass one of them": lambda: model.encode(ROWS, table[["intent"]]),
+        f"{columns}billing, hardware, software; pass one": lambda: model.evaluate(ROWS, one_hot),
+        f"{columns}intent; pass one of them": lambda: model.evaluate(ROWS, table[["intent"]]),
         "y: expected a table with the columns billing, hardware, software, received billing": (
-            lambda: create_multi_label(weights, LABELS).encode(ROWS, one_hot[["billing"]])
+            lambda: create_multi_label(weights, LABELS).evaluate(ROWS, one_hot[["billing"]])
         ),
-        "expected at least two different names": lambda: create_multi_label(
+        "labels: expected each label once, received 3 values": lambda: create_multi_label(
             weights, pandas.Series(["a", "b", "a"])
         ),
         "class_weight: expected a dict": lambda: model.fit(ROWS, NAMES, class_weight=numbers),
         "seed=0    1.0 1    2.0 dtype: float64: expected an integer": lambda: (
             tasks.TextRegressor.from_pretrained(weights, seed=numbers)
         ),
-        "expected one of billing": lambda: model.encode(ROWS[:1], [np.zeros((30, 1))]),
+        "expected 3 values, one per label": lambda: model.evaluate(ROWS[:1], [np.zeros((30, 1))]),
     }.items():
         with pytest.raises(UserError) as raised:
             call()
@@ -131,13 +128,12 @@ def test_tables_of_pairs_and_validation_split(weights, table):
 # Datasets.
 
 
-@pytest.mark.slow
 def test_a_shuffled_dataset_is_drawn_anew_in_each_epoch(model, monkeypatch):
     dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).shuffle(9999, seed=0).batch(4)
     received = []
 
-    def keras_fit(model, batches, **options):
-        received.extend(np.concatenate([y["label"] for _, y, _ in batches]) for _ in range(2))
+    def keras_fit(model, x, **options):
+        received.extend(np.concatenate([y["label"] for _, y, _ in x]) for _ in range(2))
 
     monkeypatch.setattr(keras.Model, "fit", keras_fit)
     model.fit(dataset, epochs=2)
@@ -168,17 +164,6 @@ def test_arguments_of_keras_about_batches_and_validation(model):
     assert len(model.predict(dataset.repeat(), steps=2)["label"]) == 8
 
 
-def test_token_ids_are_predicted_in_batches_of_an_evaluation(model, monkeypatch):
-    """A thousand rows of 512 tokens would not fit into memory."""
-    sizes, token_ids = [], dict(model.preprocessor(ROWS))
-    monkeypatch.setattr(
-        keras.Model, "predict", lambda model, x, batch_size, *others: sizes.append(batch_size)
-    )
-    model.predict(token_ids)
-    model.predict(token_ids, 8)
-    assert sizes == [64, 8]
-
-
 @pytest.mark.parametrize("name", ["TokenClassifier", "QuestionAnswerer", "TextEmbedder"])
 def test_token_ids_without_a_mask_are_all_tokens(weights, name):
     options, *_ = CASES.get(name, ({},))
@@ -189,40 +174,81 @@ def test_token_ids_without_a_mask_are_all_tokens(weights, name):
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
+# Datasets of unknown length.
+
+
+def generated(*columns, count=3):
+    """Return a dataset of batches that does not tell their number."""
+
+    def batches():
+        for _ in range(count):
+            yield columns
+
+    signature = tuple(tf.TensorSpec([None], tf.string) for _ in columns)
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+
+@pytest.mark.filterwarnings("ignore:.*untrained head")
+def test_datasets_of_unknown_length_are_warned_of_before_they_are_read(model, weights):
+    message = "^reading a dataset of unknown length into memory; pass {} if it has no end$"
+    texts = generated(ROWS[:3]).map(lambda x: x)
+    with pytest.warns(UserWarning, match=message.format("steps")):
+        assert len(model.predict(texts, verbose=0)["label"]) == 9
+    rows = generated(ROWS[:3], NAMES[:3])
+    with pytest.warns(UserWarning, match=message.format("steps")):
+        model.evaluate(rows, verbose=0)
+    with pytest.warns(UserWarning, match=message.format("validation_steps")):
+        dev = model._dev_rows(rows, None)
+    assert len(dev) == 9
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "reading a dataset")
+        assert len(model._dev_rows(rows, 2)) == 6
+        assert len(model.predict(texts, steps=2, verbose=0)["label"]) == 6
+    for call in (
+        lambda: model.predict(texts.repeat()),
+        lambda: model.evaluate(rows.repeat()),
+        lambda: model.fit(ROWS, NAMES, validation_data=rows.repeat()),
+    ):
+        with pytest.raises(UserError, match="x: expected a finite dataset, received one that rep"):
+            call()
+
+
+@pytest.mark.medium
+def test_a_stream_of_unknown_length_trains_at_a_constant_rate(weights):
+    model = create("TextClassifier", weights)
+    model.compile(AdamW(1e-3))
+    model.fit(generated(ROWS[:3], NAMES[:3]), epochs=2, verbose=0)
+    assert int(model.optimizer.iterations) == 6
+    model.compile()
+    with pytest.raises(UserError) as raised:
+        model.fit(generated(ROWS[:3], NAMES[:3]), epochs=2, verbose=0)
+    assert str(raised.value) == (
+        "steps_per_epoch: expected a number for a dataset of unknown length, which the learning "
+        "rate decays over; or compile with an optimizer of constant rate"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*untrained head")
+def test_predictions_and_evaluations_of_strings_show_the_bar_of_keras(model, capsys):
+    model.predict(ROWS, batch_size=4, verbose=1)
+    assert "3/3" in capsys.readouterr().out
+    model.evaluate(ROWS, NAMES, batch_size=4, verbose=1)
+    assert "3/3" in capsys.readouterr().out
+    model.predict(ROWS, verbose=0)
+    model.evaluate(ROWS, NAMES, verbose=0)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_model_with_nothing_to_tune_says_so(model):
+    with pytest.raises(UserError) as raised:
+        model.tune(ROWS, NAMES)
+    assert str(raised.value) == (
+        "tune: TextClassifier has nothing to tune; pass an option such as threshold_objective or "
+        "calibrate to from_pretrained, if it has one"
+    )
+
+
 # Callbacks.
-
-
-@pytest.mark.slow
-def test_a_rate_is_reduced_unless_the_optimizer_has_a_schedule(model, weights):
-    reduce = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=1e9)
-    with pytest.raises(UserError) as raised:
-        model.fit(ROWS, NAMES, epochs=1, callbacks=[reduce], verbose=0)
-    assert str(raised.value) == (
-        "callbacks: ReduceLROnPlateau requires a constant learning rate, but the optimizer has a "
-        "schedule; call compile(AdamW(2e-5))"
-    )
-    other = create("TextClassifier", weights)
-    other.compile(AdamW(2e-5))
-    other.fit(ROWS, NAMES, epochs=2, callbacks=[reduce], verbose=0)
-    assert float(other.optimizer.learning_rate.numpy()) == pytest.approx(1e-5)
-
-
-def test_backups_in_the_middle_of_an_epoch_are_refused(model, tmp_path):
-    """Keras would resume at the start of the epoch, with the weights of its middle."""
-    callback = keras.callbacks.BackupAndRestore(str(tmp_path), save_freq=3)
-    with pytest.raises(UserError) as raised:
-        model.fit(ROWS, NAMES, callbacks=[callback])
-    assert str(raised.value) == (
-        "callbacks: BackupAndRestore with save_freq=3 would repeat batches of an epoch; expected "
-        "save_freq='epoch'"
-    )
-
-
-def test_event_files_need_a_package(model, monkeypatch, tmp_path):
-    monkeypatch.setattr(task_model, "find_spec", lambda name: None)
-    callback = keras.callbacks.TensorBoard(str(tmp_path))
-    with pytest.raises(UserError, match=r"TensorBoard requires tensorboard.*bert_tf\[tensorboard"):
-        model.fit(ROWS, NAMES, callbacks=[callback])
 
 
 @pytest.mark.slow
@@ -271,9 +297,10 @@ def test_a_schedule_and_metrics_of_keras(weights):
 @pytest.mark.medium
 def test_an_evaluation_has_the_loss_of_compile(weights):
     model, (_, x, y) = create("TextRegressor", weights), CASES["TextRegressor"]
-    errors = np.abs(np.array(y) - model(x)["value"].numpy()[:, 0])
+    errors = np.abs(np.array(y) - model(model.preprocessor(x))["value"].numpy()[:, 0])
     assert model.evaluate(x, y)["loss"] == pytest.approx(np.mean(errors**2), rel=1e-4)
-    for loss, weight in (("mae", 1.0), (keras.losses.MeanAbsoluteError(), 0.5)):
+    for weight in (1.0, 0.5):
+        loss = keras.losses.MeanAbsoluteError()
         model.compile(loss=loss, loss_weights=weight)
         found = model.evaluate(x, y)
         assert found["loss"] == pytest.approx(weight * np.mean(errors), rel=1e-4)
@@ -307,8 +334,8 @@ def test_a_copy_without_its_vocabulary_says_so(model):
 def test_private_names_of_keras_exist():
     """Names without a documented replacement; setup.py pins the minor version of Keras."""
     trainer = inspect.getsource(keras.Model.fit)
-    assert "_use_cached_eval_dataset=True" in trainer
     assert "initial_epoch = self._initial_epoch or initial_epoch" in trainer
+    assert "self._maybe_symbolic_build(iterator=epoch_iterator)" in trainer
     schedule = FitSchedule(1e-3)
     assert keras.optimizers.Adam(schedule)._learning_rate is schedule
 

@@ -43,7 +43,7 @@ class Embedder:
     def __init__(self):
         self.seen = []
 
-    def predict(self, texts, prompt=None):
+    def predict(self, texts, verbose="auto", prompt=None):
         self.seen.append((prompt, list(texts)))
         vectors = np.array([at(ANGLES[text.strip().lower()]) for text in texts], np.float32)
         return vectors * np.arange(1, len(texts) + 1, dtype=np.float32)[:, np.newaxis]

@@ -87,7 +87,7 @@ def test_given_options_replace_those_of_the_head(tmp_path, config, vocabulary):
     )
     shorter = TokenClassifier.from_pretrained(path, max_seq_length=10)
     assert (shorter.task.max_seq_length, shorter.task.doc_stride) == (10, 4)
-    assert shorter.labels == ("O", "B-A", "I-A") and not shorter.has_new_head
+    assert shorter.labels == ("B-A", "I-A", "O") and not shorter.has_new_head
     default = TokenClassifier.from_pretrained(path, labels=["A"]).task.max_seq_length
     assert default == min(128, config.max_position_embeddings)
 

@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 from bert_tf import UserError
+from tasks.base.task import task_from_dict
 from tasks.finetuning.recipe import finetune
+from tasks.model.labelled_rows import read_examples
 from tasks.model.loading import load_model
 from tasks.prediction.outputs import predict
 from tasks.types.classification.text_classifier import ClassificationTask
@@ -153,7 +155,6 @@ def test_sixteen_rows_of_several_labels_are_learned_tuned_and_served(huggingface
         multi_label=True,
         threshold_objective="f1",
         calibrate=True,
-        prior_bias=True,
         global_batch_size=32,
         log_every=100,
         epochs=6,
@@ -189,3 +190,30 @@ def test_sixteen_rows_of_several_labels_are_learned_tuned_and_served(huggingface
     said.clear()
     finetune(settings, said.append)
     assert len(said) == 1 and "nothing to do" in said[0]
+
+
+COLUMNS = {
+    "a.csv": "text,toxic,obscene,threat\nx,1,0,0\ny,1.0,True,0\nz,0,0,0\n",
+    "a.jsonl": """{"text": "x", "toxic": 1, "obscene": 0, "threat": false}
+{"text": "y", "toxic": true, "obscene": 1.0, "threat": 0}
+{"text": "z", "toxic": 0, "obscene": 0, "threat": 0}
+""",
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_of_0_and_1_are_labels(tmp_path, name):
+    (tmp_path / name).write_text(COLUMNS[name])
+    options = {"label_column": "toxic,obscene,threat", "multi_label": True}
+    rows = read_examples(tmp_path / name, **options)
+    # In the order of the columns, with one that no row has.
+    assert rows.labels == ("toxic", "obscene", "threat")
+    assert rows.y == [["toxic"], ["toxic", "obscene"], []]
+    task = ClassificationTask.from_data(tmp_path / name, max_seq_length=8, **options)
+    assert task.load_examples(tmp_path / name).labels == [(0,), (0, 1), ()]
+    assert task_from_dict(task.to_dict()) == task
+    (tmp_path / name).write_text(COLUMNS[name].replace("1.0", "2"))
+    with pytest.raises(UserError, match=r"column '(toxic|obscene)': expected 0 or 1, received '2'"):
+        read_examples(tmp_path / name, **options)
+    with pytest.raises(UserError, match="no column 'toxic,obscene,threat'"):
+        read_examples(tmp_path / name, label_column="toxic,obscene,threat")

@@ -11,6 +11,7 @@ from bert_tf.system.scalars import to_python
 from tasks import TextClassifier, load_model
 from tasks.base.task import task_class
 from tasks.base.task_types import TASK_TYPES
+from tasks.model import run_training
 from tasks.model.task_model import TaskModel
 from tests.tasks.test_task_model import LABELS, NAMES, ROWS, create
 
@@ -70,6 +71,7 @@ def test_tasks_can_be_saved(kind):
     class Pretrained:
         config = BertConfig(vocab_size=9)
         task = run_task = embedder = unsupported_embedder = None
+        has_trained_pooler = True
 
     of_kind = task_class(kind)  # Its import defines the model.
     (model,) = (one for one in TaskModel.__subclasses__() if one.task_class is of_kind)
@@ -79,7 +81,7 @@ def test_tasks_can_be_saved(kind):
 
 def test_settings_of_train(huggingface_dir):
     model = create("TextRegressor", huggingface_dir)
-    settings = model._training_settings({"epochs": INTEGER(2), "learning_rate": FLOAT(0.5)})
+    settings = run_training._settings(model, {"epochs": INTEGER(2), "learning_rate": FLOAT(0.5)})
     assert (settings.epochs, settings.learning_rate) == (2, 0.5)
     assert type(settings.epochs) is int
 

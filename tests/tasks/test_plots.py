@@ -14,6 +14,7 @@ from tasks.metrics.squad import scores_by_length
 from tasks.model.loading import load_model
 from tasks.types.classification.text_classifier import ClassificationTask
 from tasks.types.similarity.text_embedder import SimilarityTask
+from tasks.types.tagging import TaggingTask
 from tests import small
 
 NAMES = ["你好", "مرحبا", "😀", "$a_b$", "a" * 60]
@@ -50,12 +51,13 @@ def test_scores_by_length_of_the_shortest_answer():
 
 
 def test_the_metric_that_selects_the_checkpoint_is_drawn():
-    names = ("regression", "tagging", "span_qa", "multiple_choice", "ranking", "anomaly")
+    names = ("regression", "span_qa", "multiple_choice", "ranking", "anomaly")
     found = [
         ClassificationTask(labels=("0", "1"), max_seq_length=8),
         ClassificationTask(labels=("0", "1"), max_seq_length=8, file_format="cola"),
         SimilarityTask(max_seq_length=8),
         SimilarityTask(max_seq_length=8, loss="cosent"),
+        TaggingTask(max_seq_length=8, labels=("O", "B-X"), doc_stride=2),
         *map(task_class, names),
     ]
     assert {task.kind for task in found} == set(TASK_TYPES)
@@ -147,6 +149,6 @@ CASES = {
 def test_each_task_has_its_plots(huggingface_dir, name):
     options, (x, y), expected = CASES[name]
     model = getattr(tasks, name).from_pretrained(huggingface_dir, max_seq_length=12, **options)
-    encoded = model.encode(x, y)
+    encoded = model._evaluation_rows(x, y)
     found = model.task.plots(encoded, model.evaluator().outputs(encoded))
     assert set(found) == expected

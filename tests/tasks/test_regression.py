@@ -62,14 +62,16 @@ def test_finetuning_keeps_a_sigmoid_that_reaches_the_labels_with_its_head(
 def test_weights_of_a_regressor_keep_its_activation(cross_encoder, tmp_path):
     rows = (["the bill", "my screen"], ["is high", "is broken"])
     run = read_pretrained(cross_encoder).save(tmp_path / "run")
-    expected = load_model(run.path)(rows)["value"]
+    loaded = load_model(run.path)
+    expected = loaded(loaded.preprocessor(rows))["value"]
     assert np.all((expected > 0) & (expected < 1))
     for path in (cross_encoder, run.path):
         model = TextRegressor.from_pretrained(path, pairs=True, max_seq_length=16)
-        np.testing.assert_allclose(model(rows)["value"], expected, atol=1e-6)
+        found = model(model.preprocessor(rows))["value"]
+        np.testing.assert_allclose(found, expected, atol=1e-6)
     dataset = tf.data.Dataset.from_tensor_slices((rows, [0.5, 5.0])).batch(2)
     for labelled in ((rows, [0.5, 5.0]), (dataset,)):
-        with pytest.raises(UserError, match="label 5.0: expected a number from 0 to 1 with act"):
+        with pytest.raises(UserError, match=r"5\.0.*expected .* 0 to 1"):
             model.fit(*labelled, verbose=0)
     for options in ({"activation": "identity"}, {"keep_head": False}):
         other = TextRegressor.from_pretrained(path, pairs=True, **options)

@@ -49,7 +49,7 @@ class Embedder:
         prompts = dict.fromkeys(prompts, "")
         self.task = types.SimpleNamespace(prompts=prompts, similarity=similarity)
 
-    def predict(self, texts, prompt=None):
+    def predict(self, texts, verbose="auto", prompt=None):
         self.seen.append((prompt, len(texts)))
         return np.array([self.vectors[text] for text in texts], np.float32)
 

@@ -3,23 +3,28 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import shutil
 import types
 import unittest.mock
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from bert_tf.errors import UserError
+from bert_tf.text.encoder_inputs import to_flat
 from bert_tf.train.loop import TrainingLoop
 from bert_tf.weights.sources import embedder_settings
 from tasks import TextEmbedder, load_model, read_examples
-from tasks.data.examples import Examples
+from tasks.data.examples import EncodedExamples, Examples
 from tasks.finetuning import recipe
 from tasks.finetuning.recipe import finetune
 from tasks.finetuning.settings import FinetuneSettings
+from tasks.metrics.retrieval import normalized
+from tasks.types.similarity import losses
 from tasks.types.similarity.text_embedder import SimilarityTask
 from tests import sentence_transformers_files, small
 
@@ -72,7 +77,8 @@ def test_scores_are_learned_as_cosines(huggingface_dir):
 
 
 @pytest.mark.medium
-def test_texts_of_a_class_attract_each_other(model):
+def test_texts_of_a_class_attract_each_other(huggingface_dir):
+    model = TextEmbedder.from_pretrained(huggingface_dir, seed=1, classes=True)
     texts, classes = [*ANCHORS, *POSITIVES], [0, 1, 2, 0, 0, 1, 2, 0]
     model.compile(learning_rate=1e-2)
     model.fit(texts, classes, epochs=40, batch_size=8, verbose=0)
@@ -97,19 +103,18 @@ def test_triplets_need_negatives(of_triplets):
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (ANCHORS, None, "y.0.: expected a class per text, or pairs"),
+        (ANCHORS, None, "y.0.: expected a pair of texts, received one text and None; pass pairs"),
+        (
+            ANCHORS,
+            POSITIVES,
+            "y.0.: expected a pair of texts.* as in fit..questions, answers.., an",
+        ),
         ((ANCHORS, POSITIVES), [1.0] * 4, "expected no label for a pair with loss='contrastive'"),
         ((ANCHORS, POSITIVES[:3]), None, "4 of anchor, 3 of positive"),
         ((ANCHORS, POSITIVES, NEGATIVES[:2]), None, "expected 4 of negatives"),
         ((ANCHORS, POSITIVES, NEGATIVES, NEGATIVES), None, "negatives may be lists.* 4 columns"),
         ([ANCHORS, POSITIVES], None, "expected texts, or a tuple of anchors.*a list of lists"),
         ((ANCHORS, [*POSITIVES[:3], " "]), None, "row 3: expected a text, received an empty"),
-        (ANCHORS, POSITIVES, "received 4 classes of one text each; pairs of texts are a tuple"),
-        (ANCHORS, ["a"] * 4, "expected texts of two or more classes, received only 'a'"),
-        (ANCHORS, ["a", float("nan"), "a", "b"], r"y.1.: expected a class, received nan"),
-        # Such as pandas.NA, which is no string either.
-        (ANCHORS, ["a", ..., "a", "b"], r"y.1.: expected a class, received Ellipsis"),
-        (ANCHORS, ["a", "", "a", "b"], r"y.1.: expected a class, received an empty string"),
         (
             {"anchor": ANCHORS, "positive": POSITIVES, "label": [1, 0, 1, 0]},
             None,
@@ -120,6 +125,130 @@ def test_triplets_need_negatives(of_triplets):
 def test_wrong_rows_are_refused(untrained, x, y, message):
     with pytest.raises(UserError, match=message):
         untrained.fit(x, y)
+
+
+@pytest.fixture(scope="module")
+def of_classes(config, vocabulary):
+    """Return a model of classes for tests that do not train it."""
+    return TextEmbedder(SimilarityTask(max_seq_length=16, classes=True), config, vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (ANCHORS, POSITIVES, "received 4 classes of one text each; pairs of texts are a tuple"),
+        (ANCHORS, ["a"] * 4, "expected texts of two or more classes, received only 'a'"),
+        (ANCHORS, ["a", float("nan"), "a", "b"], r"y.1.: expected a class, received nan"),
+        # Such as pandas.NA, which is no string either.
+        (ANCHORS, ["a", ..., "a", "b"], r"y.1.: expected a class, received Ellipsis"),
+        (ANCHORS, ["a", "", "a", "b"], r"y.1.: expected a class, received an empty string"),
+        (ANCHORS, None, r"y.0.: expected a class, received None"),
+        ((ANCHORS, POSITIVES), None, r"y.0.: expected a class and one text with classes=True, rec"),
+    ],
+)
+def test_wrong_classes_are_refused(of_classes, x, y, message):
+    with pytest.raises(UserError, match=message):
+        of_classes.fit(x, y)
+
+
+def test_answers_as_labels_are_no_classes(untrained):
+    """Repeated answers could be read as classes; the answers would never be encoded."""
+    answers = [*POSITIVES[:2], *POSITIVES[:2]]
+    message = r"y\[0\]: expected a pair of texts, .* pass pairs as x, as in fit\(\(questions, answ"
+    for use in (untrained.fit, untrained.evaluate):
+        with pytest.raises(UserError, match=f"^{message}"):
+            use(ANCHORS, answers)
+    with pytest.raises(UserError, match=f"^validation_data: {message}"):
+        untrained.fit((ANCHORS, POSITIVES), validation_data=(ANCHORS, answers))
+
+
+def test_a_file_of_classes_makes_a_task_of_classes(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+        task = SimilarityTask.from_data(tmp_path / name, max_seq_length=8)
+        assert task.classes == (name == "classes.csv")
+    with pytest.raises(UserError, match="--loss=triplet: expected contrastive for texts of classe"):
+        SimilarityTask.from_data(tmp_path / "classes.csv", max_seq_length=8, loss="triplet")
+
+
+def encoded_classes(model, labels):
+    """Return the encoded rows of as many texts as there are labels."""
+    texts = [[f"{ANCHORS[row % 4]} {POSITIVES[row // 4]}"] for row in range(len(labels))]
+    examples = Examples({"text": texts}, list(labels))
+    return EncodedExamples.encode(examples, model.serving.pipeline, to_flat)
+
+
+def test_each_epoch_draws_another_text_of_the_class(of_classes):
+    data, partners = encoded_classes(of_classes, "aaaaaabbbc"), []
+    assert data.labels["embedding"].tolist() == [[0]] * 6 + [[1]] * 3 + [[2]]
+    for epoch in range(4):
+        order = of_classes.task.epoch_order(data, np.random.default_rng([7, epoch])).tolist()
+        assert sorted(order) == list(range(10))
+        # Three pairs of class a, which may follow each other, the three texts of b, and c alone.
+        places = {number: place for place, number in enumerate(order)}
+        assert max(places[number] for number in (6, 7, 8)) == 2 + min(
+            places[number] for number in (6, 7, 8)
+        )
+        of_a = [number for number in order if number < 6]
+        pairs = [of_a[first : first + 2] for first in (0, 2, 4)]
+        assert all(places[b] == places[a] + 1 for a, b in pairs)
+        partners.append(sorted(map(sorted, pairs)))
+    assert len({str(pairs) for pairs in partners}) > 1
+    again = of_classes.task.epoch_order(data, np.random.default_rng([7, 0]))
+    batches = data.training_batches(global_batch_size=4, num_epochs=2, seed=7, first_step=0)
+    rows = [labels["embedding"][:, 0].numpy().tolist() for _, labels, _ in batches]
+    classes = np.array([0] * 6 + [1] * 3 + [2])
+    assert [number for row in rows[:3] for number in row] == classes[again].tolist()
+    resumed = data.training_batches(global_batch_size=4, num_epochs=2, seed=7, first_step=3)
+    assert [labels["embedding"][:, 0].numpy().tolist() for _, labels, _ in resumed] == rows[3:]
+
+
+def test_the_loss_of_dev_rows_compares_texts_of_a_class(of_classes, monkeypatch):
+    """Batches of two contain pairs of a class, and a text is not compared with itself."""
+    seen, loss = [], losses.in_batch_negatives
+
+    def recorded(texts, vectors, *args):
+        seen.append(texts[:, 0].tolist())
+        return loss(texts, vectors, *args)
+
+    monkeypatch.setattr(losses, "in_batch_negatives", recorded)
+    data = encoded_classes(of_classes, "abab")
+    assert of_classes.evaluator(2).metrics(data)["loss"] == 0.0  # Without negatives.
+    assert sorted(seen) == [[0, 0], [1, 1]]
+    vectors = of_classes.predict([text for (text,) in data.examples.texts["text"]])
+    cosines = normalized(vectors) @ normalized(vectors).T / 0.05
+    expected = [
+        math.log(1 + sum(math.exp(cosines[row, other] - cosines[row, own]) for other in others))
+        for row, own, others in ((0, 2, (1, 3)), (1, 3, (0, 2)), (2, 0, (1, 3)), (3, 1, (0, 2)))
+    ]
+    found = of_classes.evaluator(4).metrics(data)["loss"]
+    assert found == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+def test_classes_are_learned_in_batches_with_one_text_more(config, vocabulary):
+    """In seven texts of three classes, a batch may have a text without another of its class."""
+    task = SimilarityTask(max_seq_length=16, classes=True)
+    model = TextEmbedder(task, config, vocabulary)
+    history = model.fit([*ANCHORS, *POSITIVES[:3]], list("aabbccc"), batch_size=3, verbose=0)
+    assert all(loss > 0 and np.isfinite(loss) for loss in history.history["loss"])
+
+
+def test_one_compiled_loss_takes_rows_with_and_without_negatives(config, vocabulary):
+    model = TextEmbedder(SimilarityTask(max_seq_length=16), config, vocabulary)
+    model.fit((ANCHORS, POSITIVES), epochs=1, verbose=0)
+    rows = (ANCHORS, POSITIVES, [[NEGATIVES[0], NEGATIVES[1]], *([text] for text in NEGATIVES[1:])])
+    assert np.isfinite(model.fit(rows, epochs=1, verbose=0).history["loss"]).all()
+
+
+@pytest.mark.parametrize("similarity", ["dot", "euclidean"])
+def test_metrics_compare_vectors_as_the_model_does(config, vocabulary, similarity):
+    task = SimilarityTask(max_seq_length=16, loss="cosine", similarity=similarity)
+    model = TextEmbedder(task, config, vocabulary)
+    a, b = model.predict(ANCHORS), model.predict(POSITIVES)
+    scores = [0.9, 0.1, 0.8, 0.2]
+    found = model.evaluate((ANCHORS, POSITIVES), scores)["pearson"]
+    expected = np.corrcoef(np.diag(model.similarity(a, b)), scores)[0, 1]
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +269,9 @@ def test_scores_that_a_loss_cannot_learn_are_refused(config, vocabulary, loss, s
         model.fit((ANCHORS, POSITIVES), scores)
 
 
-def test_texts_of_one_class_are_not_evaluated_and_equal_scores_are_reported(untrained):
+def test_texts_of_one_class_are_not_evaluated_and_equal_scores_are_reported(of_classes):
     with pytest.raises(UserError, match="expected texts of two or more classes"):
-        untrained.evaluate(ANCHORS, ["a"] * 4)
+        of_classes.evaluate(ANCHORS, ["a"] * 4)
     scored = SimilarityTask(max_seq_length=16, loss="cosine")
     for labels, count in (([0.5, 0.5], 1), ([0.5, 0.4], 0)):
         data = types.SimpleNamespace(examples=Examples({"text": [ANCHORS[:2]] * 2}, labels))
@@ -212,7 +341,9 @@ def test_labels_of_a_file_are_stripped(tmp_path):
 
 def test_texts_of_the_same_tokens_are_equal(model):
     rows = (["The bill", "screen", "app"], ["my app", "the  BILL", "cafe"])
-    np.testing.assert_array_equal(model.encode(rows).labels["embedding"], [[0, 1], [2, 0], [3, 4]])
+    np.testing.assert_array_equal(
+        model._evaluation_rows(rows, None).labels["embedding"], [[0, 1], [2, 0], [3, 4]]
+    )
 
 
 FILES = {
@@ -252,6 +383,7 @@ def test_a_file_of_each_form_trains_a_run(tmp_path, huggingface_dir, name):
         ({"triplet_margin": 1.0}, "triplet_margin=1.0: not used by --loss=contrastive; expected "),
         ({"loss": "triplet", "symmetric": True}, "symmetric=True: not used by --loss=triplet; "),
         ({"loss": "triplet", "loss_temperature": 0.1}, "expected --loss=contrastive or cosent"),
+        ({"loss": "triplet", "classes": True}, "classes=True: not used by --loss=triplet; expect"),
     ],
 )
 def test_options_of_another_loss_are_refused(tmp_path, options, message):
@@ -445,31 +577,18 @@ def fitted(directory, **options):
     return history.history["loss"], model.predict(ANCHORS)
 
 
-@pytest.mark.medium
-def test_fit_in_parts_trains_like_whole_batches(tmp_path, without_dropout):
-    losses, vectors = fitted(without_dropout)
-    losses_of_parts, vectors_of_parts = fitted(without_dropout, gradient_accumulation_steps=2)
-    np.testing.assert_allclose(losses_of_parts, losses, rtol=1e-4)
-    np.testing.assert_allclose(vectors_of_parts, vectors, rtol=1e-3, atol=1e-4)
-    model = TextEmbedder.from_pretrained(without_dropout)
-    model.compile(gradient_accumulation_steps=2)
-    model.save(tmp_path / "model.keras")
-    for one in (model, load_model(tmp_path / "model.keras")):
-        with pytest.raises(UserError, match="batch_size=3: expected a multiple of gradient_acc"):
-            one.fit((ANCHORS, POSITIVES), batch_size=3)
-        with pytest.raises(UserError, match="gradient_accumulation_steps: expected rows in mem"):
-            one.fit(one.preprocessor(ANCHORS))
+def test_an_optimizer_that_accumulates_gradients_is_refused(model):
+    """Each of its batches has negatives of its own, which are fewer."""
+    with pytest.raises(UserError, match="gradient_accumulation_steps: expected none, since the lo"):
+        model.compile(keras.optimizers.Adam(1e-3, gradient_accumulation_steps=2))
 
 
 @pytest.mark.slow
 def test_packed_rows_and_replicas_train_like_flat_ones(without_dropout, mirrored):
     losses, vectors = fitted(without_dropout)
-    for parts in (1, 2):
-        packed_losses, packed_vectors = fitted(
-            without_dropout, jit_compile=True, gradient_accumulation_steps=parts
-        )
-        np.testing.assert_allclose(packed_losses, losses, rtol=1e-4)
-        np.testing.assert_allclose(packed_vectors, vectors, rtol=1e-3, atol=1e-4)
+    packed_losses, packed_vectors = fitted(without_dropout, jit_compile=True)
+    np.testing.assert_allclose(packed_losses, losses, rtol=1e-4)
+    np.testing.assert_allclose(packed_vectors, vectors, rtol=1e-3, atol=1e-4)
     with mirrored.scope():
         losses_of_two, vectors_of_two = fitted(without_dropout)
     np.testing.assert_allclose(losses_of_two, losses, rtol=1e-4)

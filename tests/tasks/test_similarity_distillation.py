@@ -114,7 +114,7 @@ def test_dev_rows_of_texts_for_a_teacher_may_have_scores(tmp_path, teacher, stud
     settings.check()
     assert any("dev_spearman" in line for line in finetune(settings).metrics())
     rows = small.write_rows(tmp_path / "pairs.csv", [("a", "b")], ("anchor", "positive"))
-    with pytest.raises(UserError, match="expected contrastive or triplet for pairs or classes"):
+    with pytest.raises(UserError, match="expected contrastive or triplet for pairs without"):
         SimilarityTask.from_data(rows, max_seq_length=8, loss="cosent")
 
 
@@ -145,7 +145,7 @@ def test_rows_of_a_file_need_no_labels_with_a_teacher():
     expected = Examples({"text": [[text] for text in TEXTS]}, [])
     assert examples_of(task, rows, has_teacher=True) == expected
     assert examples_of(task, TEXTS, has_teacher=True) == expected
-    with pytest.raises(UserError, match="y.0.: expected a class per text, or pairs of texts"):
+    with pytest.raises(UserError, match="y.0.: expected a pair of texts, received one text"):
         examples_of(task, rows)
 
 
@@ -182,6 +182,6 @@ def test_what_cannot_teach_is_refused(tmp_path, teacher, student):
         model.train(
             TEXTS, teacher=teacher, distill_temperature=1.0, output_dir=tmp_path / "run", **SETTINGS
         )
-    with pytest.raises(UserError, match="expected a class per text, or pairs of texts"):
+    with pytest.raises(UserError, match="expected a pair of texts, received one text"):
         model.train(TEXTS, output_dir=tmp_path / "run", **SETTINGS)
     assert not (tmp_path / "run").exists()

@@ -63,7 +63,7 @@ def test_losses_and_steps_are_equal(expected, directory, name):
     columns, parts, options = LOSSES[name]
     model = TextEmbedder.from_pretrained(directory, max_seq_length=16, **options)
     texts = tuple(list(ROWS.values())[:columns])
-    encoded = model.encode(texts, ROWS["score"] if model.task.is_scored else None)
+    encoded = model._evaluation_rows(texts, ROWS["score"] if model.task.is_scored else None)
     optimizer = keras.optimizers.SGD(COSENT_RATE if name == "cosent" else LEARNING_RATE)
     optimizer.build(model.network.trainable_variables)
     strategy = tf.distribute.get_strategy()

@@ -129,7 +129,41 @@ def test_distances_of_prefixes_are_those_of_vectors_of_length_1():
     np.testing.assert_allclose(loss, [(of_prefixes + of_all) / 2], rtol=1e-5)
 
 
-def test_a_text_alone_is_its_own_positive():
-    vectors = pairs()[:, :1]  # Orthogonal.
-    values = losses.in_batch_negatives(tf.constant([[0], [1]]), vectors, ONES, 0.5).numpy()
-    np.testing.assert_allclose(values, [math.log(1 + math.exp(-1 / 0.5))] * 2, rtol=1e-5)
+def test_the_positives_of_a_text_alone_are_the_others_of_its_class():
+    # Cosines: 0.6 of the two texts of a class, 0 and 0.8 to the one of another class.
+    vectors = tf.constant([[[1.0, 0.0]], [[3.0, 4.0]], [[0.0, 2.0]]])
+    classes, ones = tf.constant([[0], [0], [1]]), tf.ones(3)
+    first = math.log(1 + math.exp((0.0 - 0.6) / 0.5))
+    second = math.log(1 + math.exp((0.8 - 0.6) / 0.5))
+    # The last one is alone: it changes no mean.
+    expected = [first, second, (first + second) / 2]
+    for symmetric in (False, True):
+        values = losses.in_batch_negatives(classes, vectors, ones, 0.5, symmetric).numpy()
+        np.testing.assert_allclose(values, expected, rtol=1e-5)
+    values = losses.in_batch_negatives(classes[:, 0], vectors, ones, 0.5)  # As Keras passes them.
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+    padded = losses.in_batch_negatives(classes, vectors, tf.constant([1.0, 1.0, 0.0]), 0.5)
+    np.testing.assert_allclose(padded[:2], [0.0, 0.0], atol=1e-6)
+    # With three of a class, the loss is the mean over both positives, each against the negatives.
+    vectors = tf.concat([vectors, [[[1.0, 0.0]]]], axis=0)
+    values = losses.in_batch_negatives(tf.constant([[0], [0], [1], [0]]), vectors, tf.ones(4), 0.5)
+    expected = (first + math.log(1 + math.exp((0.0 - 1.0) / 0.5))) / 2
+    np.testing.assert_allclose(values[0], expected, rtol=1e-5)
+
+
+def test_a_graph_takes_any_number_of_texts_per_row():
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec((None, None), tf.int32),
+            tf.TensorSpec((None, None, 2)),
+            tf.TensorSpec((None,)),
+        ]
+    )
+    def graph(texts, vectors, weights):
+        return losses.embedding_loss(texts, vectors, weights, "contrastive", 0.5, True, 1.0)
+
+    texts = tf.constant([[0, 1, 2], [3, 4, 5]])
+    for count in (1, 2, 3):
+        rows = texts[:, :count], pairs()[:, :count], ONES
+        expected = losses.embedding_loss(*rows, "contrastive", 0.5, True, 1.0)
+        np.testing.assert_allclose(graph(*rows), expected, rtol=1e-6)

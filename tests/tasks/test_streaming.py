@@ -12,7 +12,7 @@ import tensorflow as tf
 from bert_tf import UserError
 from tasks.model import task_model
 from tests import small
-from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled
+from tests.tasks.test_task_model import CONTEXTS, LABELS, NAMES, ROWS, compiled
 from tests.tasks.test_task_model_training import NO_DROPOUT, assert_equal_weights, weights_of
 
 IDS = [LABELS.index(name) for name in NAMES]
@@ -35,19 +35,33 @@ def batches_of_fit(model, x, y=None, **arguments):
     """Return the batches (token ids, labels, weights) that Keras receives in an epoch of `fit`."""
     found = []
 
-    def keras_fit(model, dataset, **options):
-        found.extend(itertools.islice(dataset.as_numpy_iterator(), options["steps_per_epoch"]))
+    def keras_fit(model, x, **options):
+        steps = options.get("steps_per_epoch")
+        for batch in itertools.islice(x, steps):
+            found.append(tf.nest.map_structure(lambda values: values.numpy(), batch))
 
     with mock.patch.object(keras.Model, "fit", keras_fit):
         model.fit(x, y, epochs=1, **arguments)
     return found
 
 
+def tokens_of(inputs):
+    """Return (token id, segment) of the tokens of each row, of flat or padded inputs."""
+    pairs = np.stack([inputs["input_ids"], inputs["segment_ids"]], axis=-1)
+    if "row_splits" in inputs:
+        splits = inputs["row_splits"]
+        return [of.tolist() for of in np.split(pairs[: splits[-1]], splits[1:-1])]
+    return [of[mask == 1].tolist() for of, mask in zip(pairs, inputs["input_mask"], strict=True)]
+
+
 def assert_equal_batches(expected, found, **tolerance):
     assert len(expected) == len(found) > 0
     for first, second in zip(expected, found, strict=True):
+        assert tokens_of(first[0]) == tokens_of(second[0])
         tf.nest.map_structure(
-            lambda a, b: np.testing.assert_allclose(a, b, strict=True, **tolerance), first, second
+            lambda a, b: np.testing.assert_allclose(a, b, strict=True, **tolerance),
+            first[1:],
+            second[1:],
         )
 
 
@@ -71,14 +85,19 @@ FORMS = {
         SETS,
         tf.ragged.constant(SETS),
     ),
-    "lists of ids": (
+    "padded lists of names": (
         "TextClassifier",
         {"multi_label": True},
         ROWS,
         SETS,
-        tf.ragged.constant([[LABELS.index(name) for name in names] for names in SETS]).to_tensor(
-            -1
-        ),
+        tf.ragged.constant(SETS).to_tensor(""),
+    ),
+    "multi-hot": (
+        "TextClassifier",
+        {"multi_label": True},
+        ROWS,
+        SETS,
+        np.array([[float(name in names) for name in LABELS] for names in SETS], np.float32),
     ),
     "numbers of pairs": ("TextRegressor", {}, PAIRS, NUMBERS, NUMBERS),
     "strings of numbers": ("TextRegressor", {}, PAIRS, NUMBERS, list(map(str, NUMBERS))),
@@ -154,46 +173,25 @@ def test_an_epoch_of_prefetched_batches_ends_in_silence(weights, monkeypatch):
     model = compiled("TextClassifier", weights)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Your input ran out of data")
-        history = model.fit(batches(ROWS, NAMES), epochs=2, verbose=0)
+        history = model.fit(ROWS, NAMES, batch_size=4, epochs=2, verbose=0)
     assert history.params["steps"] == 3 and int(model.optimizer.iterations) == 6
 
 
 @pytest.mark.medium
-def test_a_finite_dataset_repeats_until_all_steps_are_done(weights):
+def test_a_repeated_dataset_has_the_steps_of_the_user(weights):
     model = compiled("TextClassifier", weights)
-    model.fit(batches(ROWS, NAMES), steps_per_epoch=2, epochs=2, verbose=0)
+    model.fit(batches(ROWS, NAMES).repeat(), steps_per_epoch=2, epochs=2, verbose=0)
     assert int(model.optimizer.iterations.numpy()) == 4
     assert float(model.optimizer.learning_rate.numpy()) == 0.0
 
 
-@pytest.mark.slow
-def test_xla_takes_packed_batches_of_few_shapes(weights):
+def test_xla_takes_batches_of_few_shapes(weights):
     model = compiled("TextClassifier", weights)
     model.compile(jit_compile=True)
     found = batches_of_fit(model, batches(ROWS, NAMES))
-    assert [inputs["sequence_ids"].shape for inputs, *_ in found] == [(1, 64)] * 3
-    assert [inputs["token_indices"].shape for inputs, *_ in found] == [(4, 12)] * 3
-    assert [of["label"].tolist() for *_, of in found] == [[1.0] * 4] * 2 + [[1.0, 0.0, 0.0, 0.0]]
+    assert [inputs["input_ids"].shape for inputs, *_ in found] == [(4, 12), (4, 12), (1, 12)]
     expected = batches_of_fit(compiled("TextClassifier", weights), batches(ROWS, NAMES))
-    for (inputs, labels, _), (flat, flat_labels, _) in zip(found, expected, strict=True):
-        count = len(flat["row_splits"]) - 1
-        index = inputs["token_indices"][:count]
-        ids = inputs["input_ids"].reshape(-1)[index[index >= 0]]
-        np.testing.assert_array_equal(ids, flat["input_ids"][: flat["row_splits"][-1]])
-        np.testing.assert_array_equal(labels["label"][:count], flat_labels["label"])
-
-
-@pytest.mark.slow
-def test_xla_takes_padded_batches_if_a_dataset_does_not_tell_their_size(weights):
-    def draw():
-        yield ROWS[:4], NAMES[:4]
-
-    signature = (tf.TensorSpec([None], tf.string), tf.TensorSpec([None], tf.string))
-    dataset = tf.data.Dataset.from_generator(draw, output_signature=signature)
-    model = compiled("TextClassifier", weights)
-    model.compile(jit_compile=True)
-    ((inputs, *_),) = batches_of_fit(model, dataset, steps_per_epoch=1)
-    assert inputs["input_mask"].shape == (4, 12)
+    assert_equal_batches(expected, found, rtol=0, atol=0)
 
 
 def test_a_dataset_need_not_tell_its_shapes(weights):
@@ -206,31 +204,40 @@ def test_a_dataset_need_not_tell_its_shapes(weights):
     assert_equal_batches(batches_of_fit(model, dataset), found, rtol=0, atol=0)
 
 
+def test_a_dataset_of_equal_batches_has_an_accuracy(weights):
+    """Its labels tell their number, and the token ids do not."""
+    dataset = tf.data.Dataset.from_tensor_slices((ROWS, NAMES)).batch(3, drop_remainder=True)
+    history = compiled("TextClassifier", weights).fit(dataset, epochs=1, verbose=0).history
+    assert 0 <= history["accuracy"][0] <= 1
+
+
 WRONG = {
     "x: expected a dataset of batches, received single rows; call batch": lambda data: (
         data.unbatch()
     ),
     "x: expected batches (x, y) or (x, y, sample_weight)": lambda data: data.map(lambda x, y: x),
-    "x: text: expected batches of strings (B,), received int32 (None,)": lambda data: data.map(
+    "x: text: expected batches of strings of rank 1, received int32 (None,)": lambda data: data.map(
         lambda x, y: (tf.strings.length(x), y)
     ),
     "x: expected the columns text, received body": lambda data: data.map(
         lambda x, y: ({"body": x}, y)
     ),
-    "y: label ['billing', 'billing']: expected one of": lambda data: data.map(
+    "y: expected labels (B,), or one-hot rows (B, 3), received (None, 2)": lambda data: data.map(
         lambda x, y: (x, tf.stack([y, y], 1))
     ),
-    "y: expected one column of labels, received {'a'": lambda data: data.map(
+    "y: expected one column of labels, received a, b": lambda data: data.map(
         lambda x, y: (x, {"a": y, "b": y})
     ),
-    "sample_weight[3]: expected a number >= 0, received -1": lambda data: data.map(
+    "sample_weight: expected numbers >= 0": lambda data: data.map(
         lambda x, y: (x, y, [1, 1, 1, -1])
     ),
-    "y: label 0.0: expected one of billing": lambda data: data.map(lambda x, y: (x, tf.zeros([4]))),
-    "y: label 'späm': expected one of billing, hardware, software": lambda data: data.map(
-        lambda x, y: (x, tf.where(y == "software", "späm", y))
+    "y: received 0.500000, expected one of billing": lambda data: data.map(
+        lambda x, y: (x, tf.fill(tf.shape(x), 0.5))
     ),
-    "y: label 3: expected an id from 0 to 2, or a name": lambda data: data.map(
+    "y: received spam, expected one of billing, hardware, software": lambda data: data.map(
+        lambda x, y: (x, tf.where(y == "software", "spam", y))
+    ),
+    "y: received 3, expected one of billing, hardware, software, or an id": lambda data: data.map(
         lambda x, y: (x, tf.fill(tf.shape(x), 3))
     ),
     "steps_per_epoch: expected a number for a dataset of unknown length": lambda data: (
@@ -270,23 +277,23 @@ def test_predictions_and_metrics_of_a_dataset(model):
         model.predict(batches(ROWS).repeat())
 
 
-@pytest.mark.slow
-def test_other_tasks_read_a_dataset_once(weights):
-    x = [text.split() for text in CASES["TokenClassifier"][1]]
-    y = [["O"] * len(words) for words in x]
-    dataset = batches(tf.ragged.constant(x), tf.ragged.constant(y), size=2)
-    model = compiled("TokenClassifier", weights)
-    expected = batches_of_fit(model, x, y, batch_size=2, shuffle=False)
-    found = batches_of_fit(model, dataset, shuffle=False)
-    assert_equal_batches(expected, found)
+@pytest.mark.parametrize("name", ["TokenClassifier", "QuestionAnswerer"])
+def test_labels_that_need_the_tokens_are_refused_in_one_line(weights, name):
+    columns = {"question": CONTEXTS, "context": CONTEXTS}
+    x = CONTEXTS if name == "TokenClassifier" else columns
+    with pytest.raises(UserError, match=r"^x: .*expected lists.*dataset of strings[^\n]*\Z"):
+        compiled(name, weights).fit(batches(x, ["O"] * 3))
 
 
 @pytest.mark.medium
-def test_other_tasks_read_what_training_uses_of_an_endless_dataset(weights):
-    x = [text.split() for text in CASES["TokenClassifier"][1]]
-    y = [["O"] * len(words) for words in x]
-    endless = batches(tf.ragged.constant(x), tf.ragged.constant(y), size=2).repeat()
-    model, options = compiled("TokenClassifier", weights), {"steps_per_epoch": 2, "shuffle": False}
-    expected = batches_of_fit(model, endless.take(2), **options)
-    for dataset in (endless, endless.filter(lambda *batch: True)):  # Of unknown length.
-        assert_equal_batches(expected, batches_of_fit(model, dataset, **options))
+def test_the_preprocessing_of_a_model_is_that_of_its_fit(weights):
+    dataset = batches(ROWS, NAMES)
+    model = compiled("TextClassifier", weights)
+    expected = batches_of_fit(model, dataset)
+    found = [
+        tf.nest.map_structure(lambda values: values.numpy(), batch)
+        for batch in dataset.map(model.preprocess)
+    ]
+    assert_equal_batches(expected, found, rtol=0, atol=0)
+    texts = batches(ROWS).map(lambda x: x).map(model.preprocess)
+    assert tokens_of(next(texts.as_numpy_iterator())) == tokens_of(found[0][0])

@@ -28,7 +28,6 @@ def test_words_and_tags(x, y):
     words = [[row] if isinstance(row, str) else list(row) for row in rows]
     if not isinstance(x, np.ndarray):
         assert examples.texts["text"] == [" ".join(row) for row in words]
-        assert [label.words for label in examples.labels] == words
     assert [label.tags for label in examples.labels] == [list(tags) for tags in y]
 
 

@@ -160,8 +160,8 @@ def test_a_model_is_loaded_with_functions_of_the_user_or_without_them(keras_file
     [
         ("model.weights.h5", None, "cannot be loaded, may be damaged: Expected a model.weights"),
         ("model.weights.h5", lambda content: content[:3000], "cannot be loaded, may be damaged: "),
-        ("assets/layers/preprocessor/vocab.txt", None, "has no vocabulary"),
-        ("assets/layers/preprocessor/vocab.txt", lambda content: content[:30], "vocab.txt: "),
+        ("assets/preprocessor/vocab.txt", None, "has no vocabulary"),
+        ("assets/preprocessor/vocab.txt", lambda content: content[:30], "vocab.txt: "),
         ("config.json", None, "not a .keras file: "),
         ("config.json", lambda content: b"[]", "not a .keras file: config.json is no object"),
         (

@@ -14,8 +14,8 @@ from bert_tf.train.distribution import make_strategy
 from bert_tf.train.optimizer import AdamW, WarmupLinearDecay
 from bert_tf.train.step import TrainStep
 from tasks.data.examples import EncodedExamples
-from tasks.graph.evaluation import Evaluator, FeatureExamples
-from tasks.model.labelled_rows import Rows
+from tasks.graph.evaluation import Evaluator
+from tasks.model.labelled_rows import Rows, examples_of
 from tests import small
 from tests.tasks.test_task_model import CASES, LABELS, NAMES, ROWS, compiled, create
 
@@ -58,13 +58,11 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
     _, x, y = CASES[name]
     by_fit, by_step = (create(name, no_dropout_dir) for _ in range(2))
     by_fit.compile(learning_rate=1e-3)
-    encoded = by_step.encode(x, y)
-    encoded = EncodedExamples.encode(encoded.examples, by_step.serving.pipeline, to_flat)
+    examples = examples_of(by_step.task, x, y)
+    encoded = EncodedExamples.encode(examples, by_step.serving.pipeline, to_flat)
     strategy = make_strategy("none")
-    if by_step.task.trains_on_vectors:
-        evaluator = Evaluator(by_step.task, by_step.network, strategy)
-        encoded = FeatureExamples(encoded, evaluator, lambda line: None)
-    by_step.task.init_head(by_step.network, encoded)
+    evaluator = Evaluator(by_step.task, by_step.network, strategy)
+    encoded = by_step.task.training_data(encoded, evaluator)
     steps_per_epoch = -(-len(encoded) // 4)
     epochs = -(-20 // steps_per_epoch)
     num_steps = steps_per_epoch * epochs
@@ -88,15 +86,10 @@ def test_fit_equals_the_train_step(name, no_dropout_dir):
 def test_parts_of_a_batch_train_like_the_batch(name, no_dropout_dir, tmp_path):
     """The longest text of each part has another length."""
     options, x, y = PARTS[name]
-    weights, scores = {}, {}
+    weights = []
     for parts in (1, 2):
-        by_fit, by_train = (
-            getattr(tasks, name).from_pretrained(no_dropout_dir, max_seq_length=12, **options)
-            for _ in range(2)
-        )
-        by_fit.compile(keras.optimizers.SGD(0.1), gradient_accumulation_steps=parts)
-        scores[parts] = by_fit.fit(x, y, batch_size=4, epochs=2, verbose=0).history
-        by_train.train(
+        model = getattr(tasks, name).from_pretrained(no_dropout_dir, max_seq_length=12, **options)
+        model.train(
             *(x, y),
             output_dir=tmp_path / f"{parts}",
             global_batch_size=4,
@@ -104,10 +97,8 @@ def test_parts_of_a_batch_train_like_the_batch(name, no_dropout_dir, tmp_path):
             epochs=2,
             learning_rate=1e-3,
         )
-        weights[parts] = [without_common_bias(name, weights_of(of)) for of in (by_fit, by_train)]
-    assert scores[2] == {key: pytest.approx(of, rel=1e-4) for key, of in scores[1].items()}
-    for one, other in zip(*weights.values(), strict=True):
-        assert_equal_weights(one, other, rtol=1e-4, atol=1e-5)
+        weights.append(without_common_bias(name, weights_of(model)))
+    assert_equal_weights(*weights, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", small.fast(CASES))
@@ -124,7 +115,8 @@ def test_two_replicas_equal_one(name, no_dropout_dir, mirrored):
     # With 0.1 the regression diverges, which amplifies the rounding tenfold in each epoch.
     rate = 0.02 if name == "TextRegressor" else 0.1
     for model in (alone, together):
-        model.compile(optimizer=keras.optimizers.SGD(rate))
+        with model.distribute_strategy.scope():
+            model.compile(optimizer=keras.optimizers.SGD(rate))
         initial = weights_of(model)
         model.fit(x, y, batch_size=4, epochs=3, validation_data=(x, y), verbose=0)
     expected = weights_of(alone)
@@ -142,11 +134,13 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
-def test_a_resumed_fit_equals_an_unbroken_one(huggingface_dir, tmp_path):
+@pytest.mark.medium
+@pytest.mark.parametrize("steps_per_epoch", small.fast([None, 2], None))
+def test_a_resumed_fit_equals_an_unbroken_one(huggingface_dir, tmp_path, steps_per_epoch):
     def fit(*callbacks):
         model = compiled("TextClassifier", huggingface_dir)
-        model.fit(ROWS, NAMES, batch_size=4, epochs=4, callbacks=callbacks, verbose=0)
+        options = {"batch_size": 4, "epochs": 4, "steps_per_epoch": steps_per_epoch, "verbose": 0}
+        model.fit(ROWS, NAMES, callbacks=callbacks, **options)
         return weights_of(model)
 
     unbroken = fit()
@@ -255,6 +249,19 @@ def test_all_forms_of_rows_train_alike(no_dropout_dir):
     assert_equal_weights(in_order, fit(dataset), rtol=0, atol=0)  # It has its own order.
     split = fit([*ROWS, *ROWS[:3]], [*NAMES, *NAMES[:3]], validation_split=0.25)
     assert_equal_weights(expected, split, rtol=0, atol=0)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("shuffle", small.fast([True, False], True))
+def test_a_dataset_of_the_model_trains_like_its_rows(huggingface_dir, shuffle):
+    """Bit for bit, with dropout."""
+    rows = {"x": ROWS, "y": NAMES, "batch_size": 4, "shuffle": shuffle}
+    weights = []
+    for is_dataset in (False, True):
+        model = compiled("TextClassifier", huggingface_dir)
+        model.fit(**{"x": model.dataset(**rows)} if is_dataset else rows, epochs=2, verbose=0)
+        weights.append(weights_of(model))
+    assert_equal_weights(*weights, rtol=0, atol=0)
 
 
 @pytest.mark.slow

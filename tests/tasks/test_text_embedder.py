@@ -138,7 +138,7 @@ def test_arguments_of_predict_are_checked_with_a_prompt_too(config, vocabulary):
         model.predict(TEXTS, batch_size=None, prompt="query", steps=1)
     with pytest.raises(UserError, match="callbacks: expected with token ids only"):
         model.predict(TEXTS, prompt="query", callbacks=[keras.callbacks.History()])
-    with pytest.raises(TypeError, match="step"):
+    with pytest.raises(TypeError, match="'step'"):
         model.predict(TEXTS, prompt="query", step=1)
     with pytest.raises(UserError, match="batch_size=0: expected an integer > 0"):
         model.token_vectors(TEXTS, batch_size=0)

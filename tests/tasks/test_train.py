@@ -18,6 +18,7 @@ from tasks import TextClassifier, load_model, read_examples
 from tasks.data.examples import EncodedExamples
 from tasks.finetuning.recipe import finetune
 from tasks.graph.run_checkpoint import RunCheckpoint
+from tasks.model import run_training
 from tasks.model.labelled_rows import examples_of
 from tasks.training.settings import parse_best_metric
 from tests import small
@@ -271,7 +272,7 @@ def test_the_best_score_is_the_largest_value_but_of_losses_and_errors(best_metri
 
 
 def test_the_precision_is_that_of_the_model(create):
-    assert create()._training_settings({"precision": "auto"}).precision == "float32"
+    assert run_training._settings(create(), {"precision": "auto"}).precision == "float32"
 
 
 def test_only_strings_are_accepted(create, tmp_path):
@@ -376,7 +377,8 @@ def test_an_error_before_the_first_step_leaves_the_model_as_it_was(create, tmp_p
             raise ZeroDivisionError
 
     model = create(calibrate=True, frozen_layers=1)
-    tuned = model.preprocessor.task = model.task.with_tuned({"temperature": 2.0})
+    tuned = model.task.with_tuned({"temperature": 2.0})
+    model._set_tuned(tuned)
     before = json.dumps(model.get_config())
     with pytest.raises(ZeroDivisionError):
         model.train(TEXTS, LABELS, output_dir=tmp_path, frozen_layers=0, log=fail, **SETTINGS)

@@ -14,7 +14,7 @@ from bert_tf.runs.checkpoints import model_variables
 from bert_tf.runs.run import Run
 from export import publishing
 from export.package.documents import model_card
-from tasks import evaluate, predict
+from tasks import AnomalyDetector, evaluate, predict
 from tasks.finetuning.recipe import finetune
 from tasks.graph.run_checkpoint import RunCheckpoint
 from tasks.model import loading
@@ -227,3 +227,11 @@ def test_an_untuned_anomaly_task_does_not_predict(tmp_path, config, vocabulary, 
     with pytest.raises(UserError, match="untuned: threshold was never fitted"):
         predict.main(predict.PredictSettings(source.run.path, str(rows), str(output)))
     assert not output.exists()
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_an_untuned_detector_does_not_predict(huggingface_dir):
+    model = AnomalyDetector.from_pretrained(huggingface_dir, max_seq_length=8, latent_dim=2)
+    model.has_new_head = False
+    with pytest.raises(UserError, match="^threshold not tuned yet: call tune, .*$"):
+        model.predict(["the bill"])

@@ -79,16 +79,16 @@ def as_list(values: Any, what: str) -> list:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is missing, as in a pandas column: `None`, NaN or pandas.NA."""
+    """Whether a value is missing, as in a pandas column: `None`, NaN, pandas.NA or NaT."""
     is_nan = isinstance(value, float) and math.isnan(value)
-    return value is None or is_nan or type(value).__name__ == "NAType"
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def label_names(labels: Any) -> tuple[str, ...]:
     """Return the names of labels, given as a list, an array or a pandas column.
 
     Raises:
-        UserError: If it is none of these, or a name is missing or empty.
+        UserError: If it is none of these, or a name is missing, empty or given twice.
     """
     values = as_list(labels, "labels")
     names = tuple("" if is_missing(value) else as_label(str(value)) for value in values)
@@ -96,6 +96,11 @@ def label_names(labels: Any) -> tuple[str, ...]:
         raise UserError(
             f"labels[{names.index('')}]: expected a name, received "
             f"{values[names.index('')]!r:.80}; drop rows without a label"
+        )
+    if len(set(names)) < len(names):
+        raise UserError(
+            f"labels: expected each label once, received {len(names)} values of which "
+            f"{len(set(names))} differ; pass sorted(set(y))"
         )
     return names
 

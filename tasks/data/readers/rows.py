@@ -461,7 +461,7 @@ def read_rows(
         source: .csv, .tsv or .jsonl, also compressed (.csv.gz), or .parquet.
         columns: Columns to read, as strings. Numbers of .jsonl are kept as they are written there
             ("1.50").
-        lists: Those of `columns` that may be a list of strings in .jsonl.
+        lists: Those of `columns` that may be a list of strings or a boolean in .jsonl and .parquet.
         optional: Further columns, read if the file or the JSON object has them.
         nullable: Those of `columns` whose null is an empty text.
         make: Callable from ({column: string or list of strings}, location), which may raise
@@ -486,6 +486,7 @@ def read_rows(
             if column in lists and isinstance(value, list):
                 value = texts = list(map(_as_text, value))  # Those of Parquet may be numbers.
             else:
+                value = str(value) if column in lists and isinstance(value, bool) else value
                 texts = [value]
             if column in lists and not all(isinstance(text, str) for text in texts):
                 raise RowError(
@@ -498,6 +499,16 @@ def read_rows(
 
     for number, row in not_empty(named_rows(file, columns), file):
         yield good_or_bad(f"{file}:{number}", row, example)
+
+
+# Of a column of 0 and 1.
+_BITS = {"0": False, "1": True, "0.0": False, "1.0": True, "False": False, "True": True}
+
+
+def hot_columns(label_column: str, multi_label: bool) -> tuple[str, ...]:
+    """Return the columns of 0 and 1 of each label, if `label_column` names several, else ()."""
+    columns = tuple(map(as_label, label_column.split(",")))
+    return columns if multi_label and len(columns) > 1 else ()
 
 
 def text_names(count: int) -> tuple[str, ...]:
@@ -521,17 +532,27 @@ def read_texts(
         source: The file.
         labelled: Whether to read labels.
         text_columns: Columns of the texts, one or two.
-        label_column: Column of the label; by default "label".
+        label_column: Column of the label; by default "label". With `multi_label`, several columns
+            joined by commas have 0 or 1 each.
         multi_label: Whether a label may be a list of strings.
         needs_label: Whether the file must have the column of the label.
         **others: Other values of a task.json, which are ignored.
     """
     names, label = text_names(len(text_columns)), label_column or "label"
-    labels = [label] if labelled else []
+    hot = hot_columns(label, multi_label)
+    labels = (hot or (label,)) if labelled else ()
+
+    def label_of(values):
+        for column in hot:
+            if str(values[column]) not in _BITS:
+                raise RowError(
+                    f"column {column!r}: expected 0 or 1, received {values[column]!r:.80}"
+                )
+        return [name for name in hot if _BITS[str(values[name])]] if hot else values.get(label)
 
     def example(values, location):
         texts = {name: values[column] for name, column in zip(names, text_columns, strict=True)}
-        return Example(texts, values.get(label) if labelled else None, location)
+        return Example(texts, label_of(values) if labelled else None, location)
 
     return read_rows(
         source,

@@ -3,9 +3,9 @@
 A column file, as of CoNLL 2003 (Tjong Kim Sang & De Meulder 2003), has one word per line, in the
 first column, its tag in the last column, and a blank or -DOCSTART- line between sentences. Lines
 before a sentence that begin with # and a blank are comments, unless they can be its first word.
-Five tagging schemes are read and converted to BIO (IOB2: B- begins each entity, I- continues it):
+Tags of these schemes are read and converted to BIO (IOB2: B- begins each entity, I- continues it):
 
-    IO      I- only; adjacent entities of one type are merged.
+    IO      I- only, or types without a prefix; adjacent entities of one type are merged.
     IOB1    B- only if an entity directly follows another one of its type.
     BIO     B- at every beginning.
     BIOES   Also E- at the end, and S- for an entity of one word.
@@ -13,7 +13,9 @@ Five tagging schemes are read and converted to BIO (IOB2: B- begins each entity,
 
 One rule covers all of them: B-, S- and U- begin an entity, and so does any tag whose type differs
 from the previous word's, or that follows E-, S-, L- or U-. In BIO, an I- without a B- thus begins
-an entity too, as in the scorer of CoNLL 2000 (conlleval).
+an entity too, as in the scorer of CoNLL 2000 (conlleval). A tag without a prefix is read as one
+with I-, as transformers does. In the scheme "plain", tags are names of any kind, such as parts of
+speech, and stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import collections
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from bert_tf.errors import UserError
 from tasks.data.readers.rows import (
@@ -49,18 +51,41 @@ _ENTITY_KEYS = {"start": "start_offset", "end": "end_offset", "type": "label"}
 _TAG_COLUMNS = ("ner_tags", "tags", "labels")
 
 
+SCHEMES = ("bio", "plain")
+# A tag that is certainly one: other names may be words.
+_PREFIXED = re.compile(r"O|[BIESLU]-[^,]+")
 Entity = tuple[int, int, str]  # (start, end, type), in characters, the end exclusive.
 
 
+class JoinedWords(str):
+    """A text that was given as words, which are joined by blanks and contain none."""
+
+    @classmethod
+    def of(cls, words: Iterable[Any], what: str = "word") -> Self:
+        """Join words; raises RowError, with the name `what`, if one is empty or has a blank."""
+        words = list(words)
+        for word in words:
+            check_text(word, what)
+            if not word or " " in word:
+                raise RowError(
+                    f"{what} {word!r:.60}: expected words that are not empty and have no blank; "
+                    "split it, or write a no-break space"
+                )
+        return cls(" ".join(words))
+
+    @property
+    def words(self) -> list[str]:
+        """The words."""
+        return self.split(" ") if self else []
+
+
 class WordTags(NamedTuple):
-    """Label of a text that was given as words, which are joined by spaces.
+    """Label of a text that was given as words.
 
     Attributes:
-        words: The words. They may contain spaces themselves.
-        tags: The BIO tag of each.
+        tags: The tag of each word, in BIO unless the scheme is "plain".
     """
 
-    words: list[str]
     tags: list[str]
 
 
@@ -70,6 +95,7 @@ def read_tagged(
     *,
     text_columns: Sequence[str] = ("text",),
     text_column: str | None = None,
+    scheme: str = "bio",
     **others: Any,
 ) -> Iterator[Example | BadRow]:
     """Yield the texts of a file.
@@ -82,6 +108,7 @@ def read_tagged(
         labelled: Whether to read tags or entities.
         text_columns: Name of the text, as flags give it.
         text_column: Name of the text, as in task.json.
+        scheme: "bio", or "plain" for tags of words that stay as they are.
         **others: Other values of a task.json, which are ignored.
 
     Yields:
@@ -96,7 +123,7 @@ def read_tagged(
     if file.suffix == ".json":
         raise UserError(f"{file}: expected an object per line, in a file that ends in .jsonl")
     if file.suffix == ".jsonl":
-        items = _json_items(file, text_column, labelled)
+        items = _json_items(file, text_column, labelled, scheme)
     elif not labelled and has_columns(file, [text_column]):  # A .tsv may be a column file.
         items = read_texts(file, labelled, text_columns=[text_column])
     elif file.suffix in (".csv", ".parquet"):
@@ -112,19 +139,47 @@ def read_tagged(
             f"a .csv, .tsv or .jsonl file with the column {text_column!r}"
         )
     else:
-        items = _sentences(file, labelled)
+        items = _sentences(file, labelled, scheme)
     yield from not_empty(items, file)
+
+
+def split_tag(tag: str) -> tuple[str, str]:
+    """Split "B-creative-work" into ("B", "creative-work"), "O" into ("O", "").
+
+    "PER" is ("I", "PER").
+
+    Raises:
+        RowError: If the tag is not text, has no type, or has a comma.
+    """
+    tag = plain_tag(tag)
+    if tag == "O":
+        return "O", ""
+    prefix, dash, kind = tag.partition("-")
+    if len(prefix) != 1 or prefix not in "BIESLU":
+        return "I", tag
+    if not kind and (dash or prefix in "BI"):
+        raise RowError(f"tag {tag!r:.80}: expected a type, as in {prefix}-PER")
+    return (prefix, kind) if dash else ("I", tag)
+
+
+def plain_tag(tag: Any) -> str:
+    """Return a tag without white space around it; raises RowError if it is none."""
+    check_text(tag, "the tag")
+    tag = as_label(tag)
+    if not tag or "," in tag:
+        raise RowError(f"tag {tag!r:.80}: expected a name without a comma")
+    return tag
 
 
 def to_bio(tags: Iterable[str]) -> list[str]:
     """Convert the tags of one sentence from any of the schemes to BIO.
 
     Raises:
-        RowError: At a string that is not a tag.
+        RowError: As `split_tag`.
     """
     result, before, type_before = [], "O", ""
     for tag in tags:
-        prefix, kind = _split(tag)
+        prefix, kind = split_tag(tag)
         if prefix == "O":
             result.append("O")
         else:
@@ -133,6 +188,11 @@ def to_bio(tags: Iterable[str]) -> list[str]:
             result.append(f"{'B' if begins else 'I'}-{kind}")
         before, type_before = prefix, kind
     return result
+
+
+def read_tags(tags: Iterable[str], scheme: str) -> list[str]:
+    """Return the tags of one sentence as the labels of a scheme; raises RowError."""
+    return to_bio(tags) if scheme == "bio" else list(map(plain_tag, tags))
 
 
 class _Layout(NamedTuple):
@@ -158,7 +218,7 @@ def _layout(file):
         if line and not (layout and line.startswith("#")):
             is_tabbed = "\t" in line
             columns = _columns(line, is_tabbed)
-            layout = _Layout(number, is_tabbed, len(columns), _is_tag(columns[-1]))
+            layout = _Layout(number, is_tabbed, len(columns), _is_prefixed(columns[-1]))
             if not line.startswith("#"):
                 break
     return layout
@@ -187,7 +247,7 @@ def _lines(file):
         yield number, "" if line.startswith("-DOCSTART-") else line
 
 
-def _sentences(file, labelled):
+def _sentences(file, labelled, scheme):
     """Yield an `Example` or a `BadRow` per sentence."""
     layout = _layout(file)
     if layout and labelled and layout.width < 2:
@@ -200,7 +260,7 @@ def _sentences(file, labelled):
             "word is first and the tag last"
         )
     for block in _blocks(file, layout):
-        yield _sentence(file, block, layout, labelled)
+        yield _sentence(file, block, layout, labelled, scheme)
 
 
 def _blocks(file, layout):
@@ -225,15 +285,12 @@ def _is_numbered(block):
 
 def _is_comment(line, columns, layout):
     """Return whether the first line of a sentence is a comment, and no word of the layout."""
-    is_word = len(columns) == layout.width and (not layout.has_tags or _is_tag(columns[-1]))
+    is_word = len(columns) == layout.width and (not layout.has_tags or _is_prefixed(columns[-1]))
     return line[0] == "#" and line[1:2] in ("", " ", "\t") and not is_word
 
 
-def _is_tag(text):
-    try:
-        return bool(_split(text))
-    except RowError:
-        return False
+def _is_prefixed(text):
+    return bool(_PREFIXED.fullmatch(text))
 
 
 def _columns(line, is_tabbed):
@@ -243,51 +300,34 @@ def _columns(line, is_tabbed):
     return re.split(" +", line)
 
 
-def _sentence(file, block, layout, labelled):
+def _sentence(file, block, layout, labelled, scheme):
     for number, columns in block:
         try:
-            _check_columns(columns, layout, labelled)
+            if len(columns) != layout.width:
+                raise RowError(
+                    f"expected {layout.width} columns as in line {layout.number}, received "
+                    f"{len(columns)}"
+                )
+            JoinedWords.of(columns[:1], "the first column")
+            if labelled:
+                read_tags(columns[-1:], scheme)
         except RowError as error:
             return BadRow(f"{file}:{number}", str(error))
-    words = [columns[0] for _, columns in block]
-    tags = to_bio([columns[-1] for _, columns in block]) if labelled else None
-    return _of_words(words, tags, f"{file}:{block[0][0]}")
+    tags = read_tags([columns[-1] for _, columns in block], scheme) if labelled else None
+    return _of_words([columns[0] for _, columns in block], tags, f"{file}:{block[0][0]}")
 
 
 def _of_words(words, tags, location):
-    label = None if tags is None else WordTags(words, tags)
-    return Example({"text": " ".join(words)}, label, location)
+    label = None if tags is None else WordTags(tags)
+    return Example({"text": JoinedWords.of(words, "column 'tokens'")}, label, location)
 
 
-def _check_columns(columns, layout, labelled):
-    if len(columns) != layout.width:
-        raise RowError(
-            f"expected {layout.width} columns as in line {layout.number}, received {len(columns)}"
-        )
-    check_text(columns[0], "the first column")
-    if labelled:
-        _split(columns[-1])
-
-
-def _split(tag):
-    """Split "B-creative-work" into ("B", "creative-work"); "O" becomes ("O", "")."""
-    tag = as_label(tag)
-    prefix, _, kind = tag.partition("-")
-    if tag != "O" and (prefix not in tuple("BIESLU") or not kind or "," in kind):
-        raise RowError(
-            f"tag {tag!r:.80}: expected O, or one of B-, I-, E-, S-, L-, U- and a type without a "
-            "comma"
-        )
-    check_text(tag, "the tag")
-    return prefix, kind
-
-
-def _json_items(file, text_column, labelled):
+def _json_items(file, text_column, labelled, scheme):
     form = None
     # Text to predict may be a number, as in the other formats.
     parsers = {} if labelled else {"parse_int": str, "parse_float": str}
     for number, row in json_rows(file, **parsers):
-        item = good_or_bad(f"{file}:{number}", row, _json_item, text_column, labelled)
+        item = good_or_bad(f"{file}:{number}", row, _json_item, text_column, labelled, scheme)
         if labelled and not isinstance(item, BadRow):
             form = form or type(item.label)
             if type(item.label) is not form:
@@ -295,7 +335,7 @@ def _json_items(file, text_column, labelled):
         yield item
 
 
-def _json_item(values, text_column, labelled, location):
+def _json_item(values, text_column, labelled, scheme, location):
     if text_column in values:
         text = values[text_column]
         check_text(text, f"column {text_column!r}")
@@ -304,11 +344,10 @@ def _json_item(values, text_column, labelled, location):
     if "tokens" not in values:
         raise RowError(no_column(text_column, values))
     words = values["tokens"]
-    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+    if not isinstance(words, list):
         raise RowError(f"column 'tokens': expected a list of words, received {words!r:.80}")
-    for word in words:
-        check_text(word, "column 'tokens'")
-    return _of_words(words, _tags(values, len(words)) if labelled else None, location)
+    tags = read_tags(_tags(values, len(words)), scheme) if labelled else None
+    return _of_words(words, tags, location)
 
 
 def _tags(values, count):
@@ -324,7 +363,7 @@ def _tags(values, count):
             f"column {column!r}: expected names such as B-PER, received {tags!r:.80}; names of "
             "numbers are not in the file, convert them (docs/data-formats.md)"
         )
-    return to_bio(tags)
+    return tags
 
 
 def entities_of(values: Mapping[str, Any], length: int) -> list[Entity]:

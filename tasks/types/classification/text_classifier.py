@@ -9,7 +9,7 @@ Shape suffixes: B texts, N examples, C labels, K labels with a threshold.
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import keras
@@ -32,13 +32,23 @@ from tasks.base.plots import (
     draw_precision_recall,
     draw_reliability,
 )
-from tasks.base.task import LabelledTextTask, Loss, OutputSpec, described, top2_gap
+from tasks.base.task import (
+    LOG,
+    LabelledTextTask,
+    Loss,
+    OutputSpec,
+    check_choice,
+    described,
+    top2_gap,
+)
+from tasks.base.task_types import MEAN_POOLING_RATE
 from tasks.data.examples import Arrays, EncodedExamples, Examples, Tensors
+from tasks.data.labels import LabelSpace
 from tasks.data.readers.glue import GLUE
-from tasks.data.readers.memory import as_list, is_missing, label_names
-from tasks.data.readers.rows import FileRows, Source, as_label, raise_bad_rows
+from tasks.data.readers.memory import as_list, label_names
+from tasks.data.readers.rows import FileRows, Source, as_label, hot_columns, raise_bad_rows
 from tasks.data.windows import Windows
-from tasks.graph.heads import SequenceClassifier
+from tasks.graph.heads import TEXT_POOLING, SequenceClassifier
 from tasks.metrics import classification
 from tasks.metrics.calibration import MIN_TEMPERATURE, bound_of_temperature, fit_temperature
 from tasks.metrics.thresholds import best_threshold, parse_objective
@@ -138,7 +148,6 @@ class ClassificationTask(LabelledTextTask):
     class_weights: tuple[float, ...] = ()
     balanced_sampling: bool = False
     focal_gamma: float = 0.0
-    prior_bias: bool = False
     rare_label: str | None = described("label that the threshold applies to", None)
     threshold_objective: str | None = None
     calibrate: bool = False
@@ -146,6 +155,7 @@ class ClassificationTask(LabelledTextTask):
     thresholds: tuple[float, ...] | None = described(
         "minimum probability of a label to be returned", None
     )
+    pooling: str = described("vector of a text that the head reads", "pooled")
 
     kind = "classification"
     description = "Predicts the labels of a text or of a pair of texts."
@@ -164,6 +174,24 @@ class ClassificationTask(LabelledTextTask):
         super().__post_init__()
         if not self.focal_gamma >= 0:
             raise UserError(f"focal_gamma={self.focal_gamma}: expected a number >= 0")
+        check_choice("pooling", self.pooling, TEXT_POOLING)
+
+    @classmethod
+    def options_from(
+        cls,
+        source: Mapping[str, Any],
+        given: Mapping[str, Any],
+        has_trained_pooler: bool = True,
+        log: Callable[[str], None] = LOG,
+    ) -> dict[str, Any]:
+        """Return the pooling of a classifier; for other weights, their pooler decides."""
+        if source.get("kind") == cls.kind:
+            return {"pooling": source.get("pooling", "pooled")}
+        pooling = "pooled" if has_trained_pooler else "mean"
+        if "pooling" not in given:
+            verb = "was" if has_trained_pooler else "was not"
+            log(f"pooling: {pooling}, since the pooler of the weights {verb} trained")
+        return {"pooling": pooling}
 
     @classmethod
     def from_data(
@@ -208,14 +236,18 @@ class ClassificationTask(LabelledTextTask):
             raise UserError(f"--multi_label: rows of {task.file_format} have exactly one label")
         counts = task._counts(data)
         published = GLUE[task.file_format].labels if task.file_format in GLUE else ()
-        found = published or _in_order(counts)
+        found = published or task._hot_columns or _in_order(counts)
         if len(found) == 2 and task.rare_label == found[0]:
             found = found[::-1]
         return dataclasses.replace(task, labels=task.labels or found)
 
+    @property
+    def _hot_columns(self):
+        return hot_columns(self.label_column, self.multi_label)
+
     def _counts(self, data):
         """Return the number of rows of a file by label."""
-        counts = collections.Counter[str]()
+        counts = collections.Counter(dict.fromkeys(self._hot_columns, 0))
         for row in raise_bad_rows(self.iter_rows(data, labelled=True)):
             try:
                 counts.update(self.names_in(row.label))
@@ -234,15 +266,12 @@ class ClassificationTask(LabelledTextTask):
     ) -> Self:
         """Create the task from the options of `TextClassifier.from_pretrained`."""
         names = label_names(labels)
-        if len(names) < 2 or len(set(names)) < len(names):
+        if len(names) < 2:
             raise UserError(
                 f"labels={labels!r:.80}: expected at least two different names, in a list"
             )
         if isinstance(class_weights, Mapping):
-            task = cls(max_seq_length=max_seq_length, labels=names)
-            ids = task.encode_labels(list(class_weights), {}, "class_weights")
-            factors = dict(zip(ids, class_weights.values(), strict=True))
-            class_weights = [factors.get(label, 1.0) for label in range(len(names))]
+            class_weights = LabelSpace(names).factors(class_weights).tolist()
         if not isinstance(class_weights, str):
             class_weights = as_list(class_weights, "class_weights")
         if class_weights in ("balanced", ["balanced"]):  # The counts of labels are not known.
@@ -307,7 +336,7 @@ class ClassificationTask(LabelledTextTask):
 
     def label_of(self, label: str | list[str]) -> int | tuple[int, ...]:
         """Return the id of a row's label, or the ids with `multi_label`."""
-        numbers = tuple(map(self._id_of, self.names_in(label)))
+        numbers = tuple(map(self.label_space.id_of, self.names_in(label)))
         return numbers if self.multi_label else numbers[0]
 
     @property
@@ -315,101 +344,22 @@ class ClassificationTask(LabelledTextTask):
         """Whether a row has any number of labels."""
         return self.multi_label
 
-    def encode_labels(
-        self,
-        values: Sequence[Any],
-        texts: Mapping[str, Sequence[Any]],
-        what: str = "y[{}]",
-        is_batch: bool = False,
-    ) -> list:
-        """Convert the labels of rows; see `Task.encode_labels`.
-
-        Integers are ids, or names if the labels are numbers; with `multi_label`, rows of 0 and 1
-        per label are multi-hot. All rows are read in the one way that is possible.
-        """
-        argument = what.partition("[")[0]
-        rows, padding = [values], set()
-        if self.multi_label:
-            values, padding = list(map(_list_or_value, values)), {-1}
-            rows = [row for row in values if isinstance(row, list)]
-            if len(rows) == len(values) and self._are_multi_hot(rows, argument, is_batch):
-                return [tuple(number for number, one in enumerate(row) if one) for row in rows]
-        integers = {entry for row in rows for entry in row if type(entry) is int} - padding
-        if integers and self._are_names(integers, argument, is_batch):
-
-            def named(value):
-                if isinstance(value, list):
-                    return list(map(named, value))
-                return str(value) if value in integers else value
-
-            values = list(map(named, values))
-        return super().encode_labels(values, texts, what, is_batch)
-
-    def _are_multi_hot(self, rows, argument, is_batch):
-        """Return whether rows have 0 or 1 per label; raises UserError if they may be ids too."""
-        count, entries = len(self.labels), [entry for row in rows for entry in row]
-        are_multi_hot = all(len(row) == count and all(one in (0, 1) for one in row) for row in rows)
-        if any(isinstance(entry, bool | float) for entry in entries):
-            if not are_multi_hot:
-                raise UserError(
-                    f"{argument}: expected names, ids, or {count} values per row that are 0 or 1, "
-                    f"received rows such as {rows[0]!r:.80}"
-                )
-            return are_multi_hot
-        # A row has no id twice, so that only the rows of two labels can be ids too.
-        may_be_both = are_multi_hot and all(len(set(row)) == count for row in rows)
-        if is_batch:  # Other batches may hold such rows.
-            may_be_both = count == 2 and any(type(entry) is int for entry in entries)
-        if may_be_both:
-            raise UserError(
-                f"{argument}: rows such as {rows[0]} may be ids or multi-hot; pass names, or "
-                "multi-hot as booleans"
-            )
-        return are_multi_hot
-
-    def _are_names(self, integers, argument, is_batch):
-        """Return whether integers are names, not ids; raises UserError if they may be both."""
-        labels = self.labels
-        numbers = [(number, label) for number, label in enumerate(labels) if _is_integer(label)]
-        are_names = all(str(value) in labels for value in integers)
-        are_ids = all(0 <= value < len(labels) for value in integers)
-        # Other batches may hold integers that only one of the two allows.
-        are_both = is_batch or (are_names and are_ids)
-        chosen = range(len(labels)) if is_batch else integers
-        if are_both and any(number != int(label) for number, label in numbers if number in chosen):
-            raise UserError(
-                f"{argument}: integers may be ids or names of the labels {', '.join(labels):.80}; "
-                "pass names as strings"
-            )
-        return are_names and not are_ids
+    @functools.cached_property
+    def label_space(self) -> LabelSpace:
+        """The labels as `LabelSpace`."""
+        return LabelSpace(self.labels)
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> int | tuple[int, ...]:
-        """Return the id of a name, or of an id; with `multi_label` of each in a list.
+        """Return the id of a label or, with `multi_label`, the ids of a row of them."""
+        space = self.label_space
+        return space.ids_of(value) if self.multi_label else space.id_of(value)
 
-        Lists may be padded with "" or -1.
-        """
-        if not self.multi_label:
-            return self._id_of(value)
-        values = as_list(value, "expected a list of labels") if value is not None else []
-        # Batches of datasets pad lists of different lengths, as predictions are.
-        values = [name for name in values if name not in ("", -1)]
-        ids = [name for name in values if type(name) is int]
-        if len(set(ids)) < len(ids):
-            raise ValueError(f"labels {value!r:.80}: expected each id once")
-        return tuple(map(self._id_of, values))
-
-    def _id_of(self, value):
-        labels = self.labels
-        if type(value) is int:
-            if not 0 <= value < len(labels):
-                raise ValueError(
-                    f"label {value}: expected an id from 0 to {len(labels) - 1}, or a name"
-                )
-            return value
-        name = "" if is_missing(value) else as_label(str(value))
-        if name not in labels:
-            raise ValueError(f"label {value!r:.80}: expected one of {', '.join(labels)}")
-        return labels.index(name)
+    def batch_labels(self, y: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+        """Return ids, int32 `(B,)`, or 0 and 1 per label, `(B, C)`, with `multi_label`."""
+        if self.balanced_sampling:
+            raise UserError("x: balanced_sampling needs all rows; expected lists, not a dataset")
+        space = self.label_space
+        return space.multi_hot_batch(y) if self.multi_label else space.batch(y)
 
     def decode_label(self, label: Any) -> str | list[str]:
         """Return the name of an id, or the names of several."""
@@ -452,10 +402,14 @@ class ClassificationTask(LabelledTextTask):
         return {"label": sigmoid_divergence if is_sigmoid else softmax_divergence}
 
     @property
-    def tunable_fields(self) -> tuple[str, ...]:
+    def tunable_fields(self) -> dict[str, tuple[int, ...]]:
         """Fields fitted on dev after training."""
-        enabled = {"temperature": self.calibrate, "thresholds": self.threshold_objective}
-        return tuple(name for name, is_enabled in enabled.items() if is_enabled)
+        fields: dict[str, tuple[int, ...]] = {}
+        if self.calibrate:
+            fields["temperature"] = ()
+        if self.threshold_objective:
+            fields["thresholds"] = (len(self.labels) if self.multi_label else 1,)
+        return fields
 
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return labels, int32 `(N,)`, multi-hot `(N, C)` with `multi_label`, and weights of 1."""
@@ -468,39 +422,28 @@ class ClassificationTask(LabelledTextTask):
         return {"label": labels}, {"label": np.ones(count, np.float32)}
 
     @property
-    def can_stream(self) -> bool:
-        """Whether a batch suffices: these options need the labels of all rows."""
-        return not (self.balanced_sampling or self.prior_bias)
+    def num_ids(self) -> dict[str, int]:
+        """Ids of the labels, or 0 and 1 with `multi_label`."""
+        return {"label": 2 if self.multi_label else len(self.labels)}
 
     def sample_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
         """Return the class weight of each example, `(N,)`, or None."""
         return np.array(self.class_weights)[examples.labels] if self.class_weights else None
 
-    def sampling_weights(self, examples: Examples, windows: Windows) -> np.ndarray | None:
-        """Return sampling weights `(N,)`, equal in sum per class, or None."""
+    def epoch_order(self, data: EncodedExamples, rng: np.random.Generator) -> np.ndarray:
+        """Return rows `(N,)`; with `balanced_sampling` of each class equally many on average."""
         if not self.balanced_sampling:
-            return None
-        _, class_N, counts = np.unique(examples.labels, return_inverse=True, return_counts=True)
-        return 1.0 / counts[class_N]
+            return super().epoch_order(data, rng)
+        labels, count = data.examples.labels, len(data)
+        _, class_N, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        weights_N = 1.0 / counts[class_N]
+        return rng.choice(count, count, p=weights_N / np.sum(weights_N))
 
     def build_model(self, config: BertConfig, dtype: str = "float32") -> SequenceClassifier:
         """Return the encoder with one logit for two labels, otherwise one per label."""
         units = 1 if self.is_binary else len(self.labels)
-        return SequenceClassifier(config, units, name=self.kind, dtype=dtype)
-
-    def init_head(self, model: SequenceClassifier, encoded: EncodedExamples) -> None:
-        """Set the bias to the label frequencies if `prior_bias`."""
-        if not self.prior_bias:
-            return
-        labels, count = encoded.labels["label"], len(encoded)
-        # Counts are at least half a row from their bounds, so that the logits stay finite.
-        if self.activation == "sigmoid":
-            fractions_C = np.clip(np.atleast_1d(labels.sum(0)), 0.5, count - 0.5) / count
-            bias_C = np.log(fractions_C / (1 - fractions_C))
-        else:
-            counts_C = np.bincount(labels, minlength=len(self.labels))
-            bias_C = np.log(np.maximum(counts_C, 0.5) / count)
-        model.head.bias.assign(bias_C.astype(np.float32))
+        options: dict[str, Any] = {"name": self.kind, "dtype": dtype}
+        return SequenceClassifier(config, units, pooling=self.pooling, **options)
 
     @property
     def best_metric(self) -> str:
@@ -700,18 +643,6 @@ class ClassificationTask(LabelledTextTask):
         return [f"{self._prefix}{name}"]
 
 
-def _is_integer(label):
-    return label.removeprefix("-").isdecimal()
-
-
-def _list_or_value(value):
-    """Return the labels of a row as a list, [] for None; other values unchanged."""
-    try:
-        return as_list([] if value is None else value, "y")
-    except UserError:
-        return value
-
-
 def _in_order(labels):
     """Sort labels as numbers if all are integers, else as strings."""
     try:
@@ -736,16 +667,25 @@ class TextClassifier(TaskModel):
         class_weights: Loss weight per label.
         balanced_sampling: Draws all classes equally often.
         focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
-        prior_bias: Initializes the output biases from class frequencies.
         rare_label: Label that is predicted from a threshold on, by default tuned for f1. Of two
             labels, it is the second.
         threshold_objective: "f1", "precision=P" or "recall=R": tunes the threshold of `rare_label`,
             or those of all labels with `multi_label`, on validation rows.
         calibrate: Temperature scaling, fitted on validation rows.
+        pooling: "pooled", [CLS] through the pooler, or "mean", of the vectors of all tokens. By
+            default the weights choose it: that of a classifier is kept, and others have "mean" if
+            their pooler was not trained, such as those of sentence-transformers.
     """
 
     task_class = ClassificationTask
     options = (
         *("labels", "pairs", "truncation", "multi_label", "class_weights", "balanced_sampling"),
-        *("focal_gamma", "prior_bias", "rare_label", "threshold_objective", "calibrate"),
+        *("focal_gamma", "rare_label", "threshold_objective", "calibrate", "pooling"),
     )
+
+    @property
+    def fit_defaults(self) -> dict[str, Any]:
+        """See `TaskModel.fit_defaults`; a head on the mean of the tokens has a higher rate."""
+        has_mean = self.preprocessor.task.pooling == "mean"
+        rate = {"learning_rate": MEAN_POOLING_RATE} if has_mean else {}
+        return {**super().fit_defaults, **rate}

@@ -1,7 +1,8 @@
 """Losses of embeddings: in-batch negatives, scored pairs, triplets, and vectors of a teacher.
 
 Every loss takes the embeddings of the texts of B rows, `(B, C, D)`: of a row, its anchor, its
-positive, and its hard negatives, or the two texts of a scored pair.
+positive, and its hard negatives; the two texts of a scored pair; or one text of a class. C may be
+unknown when the graph is built, so that rows with and without negatives share one.
 
 Shape suffixes: B rows, C texts per row, D size of an embedding, G candidates of all rows.
 """
@@ -72,10 +73,14 @@ def in_batch_negatives(
     rows as negatives (Henderson et al. 2017). A text that equals the anchor, or a positive of it in
     any row of the batch, is no negative.
 
+    In rows of one text, its positives are the others of its class in the batch (Khosla et al.
+    2020). Its loss is the mean over them, each compared with the negatives alone. A text without
+    one is only a negative: its loss is the mean of all others, which leaves that mean as it is.
+
     Args:
-        texts_BC: Integer number of each text: equal numbers are equal texts, or texts that are
-            positives of each other. NO_TEXT is a missing one.
-        vectors_BCD: Their embeddings: anchor, positive, hard negatives.
+        texts_BC: Integer number of each text: equal numbers are equal texts, or texts of one class.
+            NO_TEXT is a missing one. `(B,)` if C is 1.
+        vectors_BCD: Their embeddings: anchor, positive, hard negatives; or the text of a class.
         weights_B: Weights of the rows; those of weight 0 are padding and give no candidates.
         temperature: Divisor of the cosines.
         symmetric: Averages the loss with that of each positive's anchor among all anchors.
@@ -84,40 +89,50 @@ def in_batch_negatives(
         float32 `(B,)`.
     """
     vectors_BCD = normalized(tf.cast(vectors_BCD, tf.float32))
+    texts_BC = tf.reshape(texts_BC, tf.shape(vectors_BCD)[:2])  # Keras drops an axis of 1.
     texts_BC = tf.where(weights_B[:, tf.newaxis] > 0, texts_BC, NO_TEXT)
-    positive = min(1, vectors_BCD.shape[1] - 1)  # A text of a class alone is its own.
-    anchors_BD, positives_BD, size = (
-        vectors_BCD[:, 0],
-        vectors_BCD[:, positive],
-        vectors_BCD.shape[2],
-    )
+    size, is_alone = vectors_BCD.shape[2], tf.shape(texts_BC)[1] == 1
+    anchors_BD, positives_BD = vectors_BCD[:, 0], vectors_BCD[:, :2][:, -1]
     # All positives come first, so that the positive of row b is candidate b.
     candidates_GD = tf.concat([positives_BD, tf.reshape(vectors_BCD[:, 2:], [-1, size])], axis=0)
-    texts_G = tf.concat([texts_BC[:, positive], tf.reshape(texts_BC[:, 2:], [-1])], axis=0)
-    own_B, others_B = texts_BC[:, 0], texts_BC[:, positive]
-    losses_B = _cross_entropy(anchors_BD, candidates_GD, texts_G, own_B, others_B, temperature)
+    own_B, others_B = texts_BC[:, 0], texts_BC[:, :2][:, -1]
+    texts_G = tf.concat([others_B, tf.reshape(texts_BC[:, 2:], [-1])], axis=0)
+
+    def cross_entropy(queries_BD, candidates_GD, texts_G, own_B, others_B):
+        scores_BG = tf.matmul(queries_BD, candidates_GD, transpose_b=True) / temperature
+        return _cross_entropy(scores_BG, texts_G, own_B, others_B, weights_B, is_alone)
+
+    losses_B = cross_entropy(anchors_BD, candidates_GD, texts_G, own_B, others_B)
     if not symmetric:
         return losses_B
-    of_positives_B = _cross_entropy(positives_BD, anchors_BD, own_B, others_B, own_B, temperature)
+    of_positives_B = cross_entropy(positives_BD, anchors_BD, own_B, others_B, own_B)
     return (losses_B + of_positives_B) / 2.0
 
 
-def _cross_entropy(queries_BD, candidates_GD, texts_G, own_B, others_B, temperature):
-    """Return -log softmax of candidate b for query b.
+def _cross_entropy(scores_BG, texts_G, own_B, others_B, weights_B, is_alone):
+    """Return -log softmax of the positive of each query, candidate b, among it and all negatives.
 
-    Left out are candidates that equal the text of the query, `own_B`, or the text of `others_B` in
-    a row with the same query.
+    No negatives are candidates that equal the text of the query, `own_B`, or the text of `others_B`
+    in a row with the same query. Where rows `is_alone`, all others that equal it are positives.
     """
-    scores_BG = tf.matmul(queries_BD, candidates_GD, transpose_b=True) / temperature
     num_rows, num_candidates = tf.unstack(tf.shape(scores_BG))
     is_same_BB = own_B[:, tf.newaxis] == own_B[tf.newaxis]
     is_other_BG = others_B[:, tf.newaxis] == texts_G[tf.newaxis]
     num_known_BG = tf.matmul(tf.cast(is_same_BB, tf.float32), tf.cast(is_other_BG, tf.float32))
-    is_excluded_BG = (num_known_BG > 0) | (own_B[:, tf.newaxis] == texts_G[tf.newaxis])
-    is_excluded_BG |= (texts_G == NO_TEXT)[tf.newaxis]
+    is_equal_BG = own_B[:, tf.newaxis] == texts_G[tf.newaxis]
+    is_excluded_BG = (num_known_BG > 0) | is_equal_BG | (texts_G == NO_TEXT)[tf.newaxis]
     is_own_BG = tf.range(num_rows)[:, tf.newaxis] == tf.range(num_candidates)[tf.newaxis]
-    scores_BG = tf.where(is_excluded_BG & ~is_own_BG, _EXCLUDED, scores_BG)
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(num_rows), scores_BG)
+    is_positive_BG = tf.where(is_alone, is_equal_BG & ~is_own_BG, is_own_BG)
+    negatives_B = tf.reduce_logsumexp(tf.where(is_excluded_BG, _EXCLUDED, scores_BG), axis=1)
+    losses_BG = tf.where(
+        is_positive_BG, tf.nn.softplus(negatives_B[:, tf.newaxis] - scores_BG), 0.0
+    )
+    num_positives_B = tf.math.count_nonzero(is_positive_BG, axis=1, dtype=tf.float32)
+    losses_B = tf.math.divide_no_nan(tf.reduce_sum(losses_BG, axis=1), num_positives_B)
+    has_positive_B = num_positives_B > 0
+    weights_B = tf.where(has_positive_B, tf.cast(weights_B, tf.float32), 0.0)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(losses_B * weights_B), tf.reduce_sum(weights_B))
+    return tf.where(has_positive_B, losses_B, mean)
 
 
 def ranked_cosines(

@@ -66,6 +66,7 @@ _OF_LOSSES = {
     "loss_temperature": ("contrastive", "cosent"),
     "symmetric": ("contrastive",),
     "triplet_margin": ("triplet",),
+    "classes": ("contrastive",),
 }
 
 
@@ -76,6 +77,8 @@ class SimilarityTask(TextTask):
     Attributes:
         pair_columns: Columns of the two texts of a labelled row; found by their names if empty.
         negatives_column: Column of hard negatives; found by its name if `None`.
+        classes: Whether labels given in Python are the classes of texts. In files, the columns say
+            what a row is.
     """
 
     kind = "similarity"
@@ -97,6 +100,7 @@ class SimilarityTask(TextTask):
     matryoshka_dims: tuple[int, ...] = ()
     pair_columns: tuple[str, ...] = ()
     negatives_column: str | None = None
+    classes: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("layers", LAYERS), ("similarity", SIMILARITIES), ("loss", LOSSES)):
@@ -129,7 +133,9 @@ class SimilarityTask(TextTask):
                 )
 
     @classmethod
-    def options_from(cls, source: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_from(
+        cls, source: Mapping[str, Any], given: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """Return the pooling, dense layers, normalization and prompts of an embedder."""
         if source.get("kind") != cls.kind:
             return {}
@@ -154,10 +160,16 @@ class SimilarityTask(TextTask):
         is_scored = first is not None and len(first.texts["text"]) == 2 and first.label is not None
         # Texts for a teacher have no loss of their own: it says what dev rows are.
         is_alone = first is not None and len(first.texts["text"]) == 1 and first.label is None
+        is_class = first is not None and len(first.texts["text"]) == 1 and not is_alone
+        options.setdefault("classes", is_class)
         loss = options.setdefault("loss", "cosent" if is_scored else "contrastive")
-        if is_scored != (loss in SCORED) and not is_alone:
-            what = "pairs with a score" if is_scored else "pairs or classes without a score"
-            expected = [name for name in LOSSES if (name in SCORED) == is_scored]
+        expected: tuple[str, ...] = ("contrastive", "triplet")
+        what = "pairs without a score"
+        if is_scored:
+            what, expected = "pairs with a score", tuple(SCORED)
+        elif is_class:
+            what, expected = "texts of classes", ("contrastive",)
+        if loss not in expected and not is_alone:
             raise UserError(f"--loss={loss}: expected {' or '.join(expected)} for {what}")
         column = options.get("negatives_column")
         others = raise_bad_rows(rows)  # Of a path, the first row has been read.
@@ -307,11 +319,23 @@ class SimilarityTask(TextTask):
 
     def encode_label(self, value: Any, texts: Mapping[str, Any]) -> Any:
         """Return a score as a float, a class as a string, or None for a pair without a score."""
-        if not self.is_scored and value is not None:
+        num_texts = len(texts["text"])
+        if self.classes:
+            if num_texts > 1:
+                raise ValueError(
+                    f"expected a class and one text with classes=True, received {num_texts} texts; "
+                    "pairs need a model without it"
+                )
             if is_missing(value) or not isinstance(value, str | int | float):
                 raise ValueError(f"expected a class, received {value}")
             value = as_label(str(value))
-        self._check_label(value, len(texts["text"]))
+        elif num_texts == 1:
+            example = "(texts_a, texts_b), scores" if self.is_scored else "(questions, answers)"
+            raise ValueError(
+                f"expected a pair of texts, received one text and {value!r:.80}; pass pairs as x, "
+                f"as in fit({example}), and classes of texts with classes=True in from_pretrained"
+            )
+        self._check_label(value, num_texts)
         return float(value) if self.is_scored else value
 
     def label_of(self, label: Any) -> Any:
@@ -368,25 +392,34 @@ class SimilarityTask(TextTask):
             raise ValueError("expected a class, received an empty string")
 
     def select_training_examples(self, examples: Examples) -> Examples:
-        """Return the examples; a text of a class is paired with another one of its class.
+        """Return the examples.
 
         Raises:
             UserError: If nothing can be learned from the classes or scores.
         """
         if self.is_scored:
             self._check_scores(examples.labels)
-        if self.is_scored or not examples.labels or examples.labels[0] is None:
-            return examples
-        _check_classes(examples.labels)
-        rows: dict[str, list[int]] = {}
-        for number, label in enumerate(examples.labels):
-            rows.setdefault(label, []).append(number)
-        texts, rng = list(examples.texts["text"]), np.random.default_rng(0)
-        for numbers in rows.values():
-            order = rng.permutation(numbers)
-            for number, other in zip(order, np.roll(order, 1), strict=True):
-                texts[number] = [*examples.texts["text"][number], *examples.texts["text"][other]]
-        return dataclasses.replace(examples, texts={"text": texts})
+        elif examples.labels and examples.labels[0] is not None:
+            _check_classes(examples.labels)
+        return examples
+
+    def epoch_order(self, data: EncodedExamples, rng: np.random.Generator) -> np.ndarray:
+        """Return rows `(N,)`; each text of a class is next to another one of it, drawn anew.
+
+        They come in twos, and in three if a class has an odd number, so that a batch has as many
+        classes as possible.
+        """
+        order, texts = super().epoch_order(data, rng), data.labels.get("embedding")
+        if texts is None or texts.shape[1:] != (1,):
+            return order
+        # In distillation, texts without a class have the weight 0.
+        class_N = np.where(data.weights["embedding"] > 0, texts[:, 0], NO_TEXT)
+        order = order[np.argsort(class_N[order], kind="stable")]
+        _, first_C, count_C = np.unique(class_N[order], return_index=True, return_counts=True)
+        first_N = np.repeat(first_C, count_C)
+        last_N = np.repeat(np.maximum(count_C // 2, 1) - 1, count_C)  # Number of the last group.
+        group_N = first_N + np.minimum((np.arange(len(order)) - first_N) // 2, last_N)
+        return order[np.argsort(rng.permutation(len(order))[group_N], kind="stable")]
 
     def _check_scores(self, scores):
         """Raise UserError if the loss cannot learn these scores."""
@@ -412,8 +445,8 @@ class SimilarityTask(TextTask):
     def targets(self, examples: Examples, windows: Windows) -> tuple[Arrays, Arrays]:
         """Return scores `(N,)`, or the numbers of the texts `(N, C)`, and weights of 1.
 
-        Equal numbers are texts of one class, or texts of the same tokens: a model cannot tell those
-        apart, such as texts that differ in case alone.
+        A text of a class is a row of one. Equal numbers are texts of one class, or texts of the
+        same tokens: a model cannot tell those apart, such as texts that differ in case alone.
         """
         rows, labels = examples.texts["text"], examples.labels
         weights = {"embedding": np.ones(len(rows), np.float32)}
@@ -587,7 +620,7 @@ def _check_classes(labels: Sequence[str]) -> None:
     if len(set(labels)) == len(labels):
         raise UserError(
             f"expected several texts of a class, received {len(labels)} classes of one text each; "
-            "pairs of texts are a tuple x=(anchors, positives)"
+            "pairs of texts are a tuple x=(anchors, positives), without classes=True"
         )
 
 
@@ -792,8 +825,9 @@ class TextEmbedder(TaskModel):
         model.fit((["my bill", "my router"], ["an invoice", "a modem"]), epochs=1)
         model.predict(["How do I change my plan?"])  # float32 (1, D)
 
-    It is trained on pairs of an anchor and its positive, (anchors, positives) or (anchors,
-    positives, negatives); on pairs with a score as y; or on texts with a class as y.
+    It is trained on pairs of an anchor and its positive, x=(anchors, positives) or x=(anchors,
+    positives, negatives). y is the scores of pairs with the losses "cosent" and "cosine", or the
+    classes of texts with `classes`; otherwise there is none.
 
     Settings of a sentence-transformers directory, or of the run of an embedder, are the defaults.
 
@@ -815,6 +849,7 @@ class TextEmbedder(TaskModel):
         symmetric: Whether "contrastive" also finds the anchor of each positive.
         triplet_margin: Difference of distances in "triplet".
         matryoshka_dims: Sizes of prefixes of the vectors that are trained to be vectors themselves.
+        classes: Whether it is trained on texts with classes as y: two texts of a class are a pair.
         pairs: Whether a row is a pair of texts, which has no prompt.
         truncation: Part of a longer text that is kept: "head", "tail" or "head_tail".
     """
@@ -825,6 +860,7 @@ class TextEmbedder(TaskModel):
         *("layers", "pooling", "dense_units", "dense_activations", "normalize"),
         *("prompts", "default_prompt", "similarity", "pairs", "truncation"),
         *("loss", "loss_temperature", "symmetric", "triplet_margin", "matryoshka_dims"),
+        "classes",
     )
 
     @classmethod
@@ -867,10 +903,9 @@ class TextEmbedder(TaskModel):
         text = self.task.prompt_text(prompt)
         if len(self.task.input_names) > 1:
             raise UserError(f"prompt={prompt!r:.80}: expected none with pairs")
-        columns, batch_size = self._rows_to_predict(x, batch_size, **kwargs)
-        self._warn_if_untrained()
-        columns["prompt"] = [text] * len(columns["text"])
-        return self.serving.call("with_prompt", columns, batch_size)["embedding"]
+        return self._served("with_prompt", x, batch_size, more={"prompt": text}, **kwargs)[
+            "embedding"
+        ]
 
     def similarity(self, a: Any, b: Any) -> np.ndarray:
         """Return the similarity of each vector of `a` to each of `b`, float32 `(N, M)`.

@@ -8,7 +8,7 @@ from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, Entities
 
 from bert_tf import UserError
 from tasks.data.readers.rows import BadRow, Example, raise_bad_rows
-from tasks.data.readers.tagged import WordTags, read_tagged, to_bio
+from tasks.data.readers.tagged import JoinedWords, WordTags, read_tagged, to_bio
 
 
 def write_column_file(path, sentences):
@@ -18,8 +18,8 @@ def write_column_file(path, sentences):
 
 
 def sentence(words, tags, location):
-    label = None if tags is None else WordTags(words, tags)
-    return Example({"text": " ".join(words)}, label, location)
+    label = None if tags is None else WordTags(tags)
+    return Example({"text": JoinedWords.of(words)}, label, location)
 
 
 def random_entities(rng, length):
@@ -79,6 +79,8 @@ def test_each_scheme_is_converted_to_bio(tmp_path, scheme, seqeval_scheme):
         ("B-a I-a E-a S-a I-a E-a", "B-a I-a I-a B-a B-a I-a"),
         ("O S-a", "O B-a"),
         ("B-a L-a U-b L-b O", "B-a I-a B-b B-b O"),
+        ("PER PER O PER creative-work", "B-PER I-PER O B-PER B-creative-work"),
+        ("B-PER PER I-PER DET", "B-PER I-PER I-PER B-DET"),
     ],
 )
 def test_tags_are_converted_by_hand(tags, expected):
@@ -86,7 +88,7 @@ def test_tags_are_converted_by_hand(tags, expected):
 
 
 def test_unknown_tags_are_rejected(tmp_path):
-    for tag in ("person", "B-", "b-a", "X-a", "BI-a", "-a", "B-a,I-b", "O-a"):
+    for tag in ("B-", "I-", "S-", "B", "I", "B-a,I-b"):
         path = write_column_file(tmp_path / "a.conll", [["O"], ["O", tag]])
         good, bad = read_tagged(path)
         assert good.label.tags == ["O"] and bad.location == f"{path}:4"
@@ -109,11 +111,14 @@ def test_columns_documents_line_ends_and_a_missing_last_one_are_read(tmp_path):
     assert unlabelled == sentence(["EU", '"'], None, f"{path}:3")
 
 
-def test_words_between_tabs_keep_their_spaces_and_must_not_be_empty(tmp_path):
+def test_words_have_no_blank_and_must_not_be_empty(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_text("New York\tB-a\n\n\tO\n\nno\0word\tO\n")
-    good, empty, null = read_tagged(path)
-    assert good.label.words == ["New York"]
+    path.write_text("New\u00a0York\tB-a\n\n\tO\n\nno\0word\tO\n\nNew York\tB-a\n")
+    good, empty, null, blank = read_tagged(path)
+    assert good.texts["text"].words == ["New\u00a0York"]
+    assert blank.message.startswith(
+        "the first column 'New York': expected words that are not empty"
+    )
     assert empty == BadRow(f"{path}:3", "expected 2 columns as in line 1, received 1")
     assert null.message == "the first column: expected text, received a NUL character"
 
@@ -213,7 +218,7 @@ def test_unreadable_files_are_reported(tmp_path):
 
 
 COMMENTS = {
-    "tabs": "# id x domain=news\n#\n#tag\tO\n#\tB-a\n# 1\tO\n\n# id y\nb\tO\n",
+    "tabs": "# id x domain=news\n#\n#tag\tO\n#\tB-a\n#1\tO\n\n# id y\nb\tO\n",
     "spaces": "# id x domain=news\n#\n#tag O\n# B-a\n# O\n\n# id y\n# text = b\nb O\n",
     "columns": "#\thttp://x [2009-10-17]\n1\t#tag\tO\n1\t#\tB-a\n1\t# 1\tO\n\n#\tid\n1\tb\tO\n",
 }
@@ -224,15 +229,16 @@ def test_comments_before_a_sentence_are_no_words(tmp_path, name):
     path = tmp_path / "a.conll"
     path.write_text(COMMENTS[name])
     first, second = raise_bad_rows(read_tagged(path))
-    assert len(first.label.words) == 3 and len(second.label.words) == 1
+    first_words, second_words = (row.texts["text"].words for row in (first, second))
+    assert len(first_words) == 3 and len(second_words) == 1
     assert first.label.tags == ["O", "B-a", "O"]
     if name != "columns":
-        assert first.label.words[:2] == ["#tag", "#"] and second.label.words == ["b"]
+        assert first_words[:2] == ["#tag", "#"] and second_words == ["b"]
     of_unlabelled = [row.texts for row in raise_bad_rows(read_tagged(path, labelled=False))]
     assert of_unlabelled == [first.texts, second.texts]
     path.write_text("# O\n\n#tag B-a\nb O\n\na O\n# comment = c\n")
     one, two, bad = read_tagged(path)
-    assert (one.label.words, two.label.words) == (["#"], ["#tag", "b"])
+    assert (one.texts["text"].words, two.texts["text"].words) == (["#"], ["#tag", "b"])
     assert bad == BadRow(f"{path}:7", "expected 2 columns as in line 4, received 4")
     path.write_text("# id x y\nAnn\nmet\n")
     (words,) = read_tagged(path, labelled=False)
@@ -323,7 +329,10 @@ def test_exports_of_annotation_tools_are_read(tmp_path, name):
         ({"tokens": ["a"], "ner_tags": [1]}, "column 'ner_tags': expected names such as B-PER, re"),
         ({"tokens": ["a"], "ner_tags": ["O", "O"]}, "'ner_tags': expected 1 tags, received ['O', "),
         ({"tokens": ["a"], "pos": ["NN"]}, "no column 'ner_tags'; the columns are 'tokens', 'pos'"),
-        ({"tokens": ["a", ""], "tags": ["O", "O"]}, "'tokens': expected a list of words, received"),
+        (
+            {"tokens": ["a", ""], "tags": ["O", "O"]},
+            "'tokens' '': expected words that are not empty",
+        ),
         ({"text": TEXT, "spans": [], "answer": "reject"}, "'answer' is 'reject'; remove rows that"),
     ],
 )
@@ -355,7 +364,7 @@ def test_wnut17_is_read_completely(data_dir, name, sentences, words):
     path = data_dir / "ner" / "wnut17" / name
     found = list(raise_bad_rows(read_tagged(path)))
     assert len(found) == sentences
-    assert sum(len(row.label.words) for row in found) == words
+    assert sum(len(row.texts["text"].words) for row in found) == words
     assert len({tag for row in found for tag in row.label.tags}) == 13
 
 
@@ -398,3 +407,15 @@ def test_json_lines_have_their_suffix(tmp_path, labelled):
     (tmp_path / "a.json").write_text('{"text": "Ann", "entities": []}\n')
     with pytest.raises(UserError, match=r"a\.json: expected an object per line, in a file that en"):
         list(read_tagged(tmp_path / "a.json", labelled))
+
+
+def test_plain_tags_stay_as_they_are(tmp_path):
+    path = tmp_path / "a.conll"
+    path.write_text("Ann NNP\nmet VBD\n. .\n\nB-2 B-x\n")
+    first, second = read_tagged(path, scheme="plain")
+    assert first == sentence(["Ann", "met", "."], ["NNP", "VBD", "."], f"{path}:1")
+    assert second.label.tags == ["B-x"]
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"tokens": ["Ann", "met"], "tags": ["NNP", "VBD"]}))
+    (row,) = read_tagged(path, scheme="plain")
+    assert row.label.tags == ["NNP", "VBD"]
