@@ -38,10 +38,10 @@ def with_num_steps(dataset: Any, steps: int) -> Any:
 
     Without this, Keras warns after each epoch on several replicas that the data has ended early.
     """
-    if isinstance(dataset, tf.data.Dataset):  # One that was prefetched to a GPU.
-        dataset.cardinality = lambda: steps
-    else:
+    if not isinstance(dataset, tf.data.Dataset):
         dataset._cardinality = steps
+    elif int(dataset.cardinality()) != steps:  # One that was prefetched to a GPU.
+        dataset.cardinality = lambda: tf.constant(steps, tf.int64)
     return dataset
 
 
