@@ -31,6 +31,7 @@ _PREDICTION_FIELDS = {
     "truncation": "head",
     "layers": "last",
     "pooling": "pooled",
+    "scheme": "bio",
     "dense_units": [],
     "normalize": False,
     "default_prompt": None,

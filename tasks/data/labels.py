@@ -186,7 +186,7 @@ class LabelSpace:
         known_C = tf.constant(list(self._ids_of_integers), tf.int64)
         return (integers[..., tf.newaxis] == known_C) & is_whole[..., tf.newaxis]
 
-    def factors(self, class_weight: Any) -> np.ndarray:
+    def factors(self, class_weight: Any, argument: str = "class_weight") -> np.ndarray:
         """Return a dict of loss weights by label as float64 `(C,)`, 1 of labels that it lacks.
 
         Raises:
@@ -194,21 +194,21 @@ class LabelSpace:
         """
         if not isinstance(class_weight, Mapping):
             raise UserError(
-                f"class_weight: expected a dict of label and weight, received {class_weight!r:.80}"
+                f"{argument}: expected a dict of label and weight, received {class_weight!r:.80}"
             )
         factors_C, given = np.ones(len(self.labels)), dict[int, Any]()
         for label, weight in class_weight.items():
             try:
                 number = self.id_of(to_python(label))
             except ValueError as error:
-                raise UserError(f"class_weight: {error}") from None
+                raise UserError(f"{argument}: {error}") from None
             if number in given:
                 raise UserError(
-                    f"class_weight: {given[number]!r} and {label!r} are the same label; expected "
+                    f"{argument}: {given[number]!r} and {label!r} are the same label; expected "
                     "each once"
                 )
             given[number] = label
-            factors_C[number] = loss_weight(f"class_weight: {label!r}", weight)
+            factors_C[number] = loss_weight(f"{argument}: {label!r}", weight)
         return factors_C
 
 

@@ -42,20 +42,19 @@ def test_entities_of_empty_texts():
     [
         (["Anna", "Rome"], [["O"], []], r"y\[1\]: expected a tag per word, as in other rows, rec"),
         (["Anna", "Rome"], [["O"], [ENTITY]], r"y\[1\]: expected a tag per word, as in other"),
-        ([["Anna"], [3]], [["O"], ["O"]], r"x: text\[1\]: expected words, received int 3"),
+        ([["Anna"], [3]], [["O"], ["O"]], r"x: text\[1\]: word: expected text, received 3"),
         ([["Anna"], 3], [["O"], ["O"]], r"x: text\[1\]: expected a string, received int 3"),
-        ([["Anna"], []], [[1], []], r"y\[0\]: expected a tag per word as a string, such as \"B-P"),
-        ([["Anna"]], [np.array([1])], r"y\[0\]: expected a tag per word .* entity, received 1$"),
-        ([["a", "b"]], [["O", None]], r"y\[0\]: expected a tag per word .* received None$"),
+        ([["Anna"], []], [[3], []], r"y\[0\]: label 3: expected one of O, B-X, I-X"),
+        ([["a", "b"]], [["O", None]], r"y\[0\]: label None: expected no missing value"),
         (
             ["Anna"],
             [(0, 4, "X")],
-            r"y\[0\]: .* or {\"start\", \"end\", \"type\"} per entity, received 0$",
+            r"y\[0\]: expected 1 tags, one per word, received 3",
         ),
         (
             [["Anna Lee", "left"]],
             [["B-X", "O"]],
-            r"y\[0\]: expected 3 tags, one per word, received 2; words are separated by space",
+            r"x: text\[0\]: word 'Anna Lee': expected words that are not empty and have no blank",
         ),
     ],
 )

@@ -210,7 +210,7 @@ WRONG_OPTIONS = {
     "labels: expected a list, received the string 'billing'": {"labels": "billing"},
     "labels: expected a list, a NumPy array or a pandas column, received set": {"labels": {"a"}},
     "labels: expected names, in a list, or weights with a classification head to keep": {},
-    "labels=['a', 'a']: expected at least two different names": {"labels": ["a", "a"]},
+    "labels: expected each label once, received 2 values": {"labels": ["a", "a"]},
     "max_seq_length=999: expected 4 to 16": {"labels": LABELS, "max_seq_length": 999},
     "seed='1': expected an integer >= 0 and < 2**32": {"labels": LABELS, "seed": "1"},
     "seed=-1: expected an integer >= 0": {"labels": LABELS, "seed": -1},

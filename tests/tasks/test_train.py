@@ -106,8 +106,6 @@ def test_variables_that_no_file_can_have_are_refused_before_training(
         lambda: export.publish(model, tmp_path / "out"),
         lambda: export.publish(saved, tmp_path / "out"),
     ]
-    if change is not enable_lora:
-        writers.append(lambda: model.save(tmp_path / "out.keras"))
     for write in writers:
         with pytest.raises(UserError, match=f"^{named}: files of TextClassifier have no variable"):
             write()

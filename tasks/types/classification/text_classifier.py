@@ -271,7 +271,7 @@ class ClassificationTask(LabelledTextTask):
                 f"labels={labels!r:.80}: expected at least two different names, in a list"
             )
         if isinstance(class_weights, Mapping):
-            class_weights = LabelSpace(names).factors(class_weights).tolist()
+            class_weights = LabelSpace(names).factors(class_weights, "class_weights").tolist()
         if not isinstance(class_weights, str):
             class_weights = as_list(class_weights, "class_weights")
         if class_weights in ("balanced", ["balanced"]):  # The counts of labels are not known.
