@@ -31,8 +31,6 @@ CORE = [
 OPTIONAL = {
     # Pretraining data beyond one machine.
     "beam": ["apache-beam>=2.77,<3"],
-    # The same on a Dask cluster: its scheduler and workers, and Beam's runner for them.
-    "dask": ["apache-beam[dask]>=2.77,<3"],
     # Approximate search in an index that is mapped into memory as it was saved; 13 MB with its
     # dependency. hnswlib has had no release since 2023 and no wheels. faiss-cpu is kept as well,
     # but its wheel is larger (19 MB) and brings a BLAS of its own.
@@ -53,7 +51,7 @@ EXTRAS = {
     "and-cuda": [f"tensorflow[and-cuda]{TENSORFLOW}"],  # NVIDIA's libraries, on Linux.
     "docs": DOCS,
     "test": [
-        *OPTIONAL["dask"],  # Shards are the same on a cluster of two workers.
+        *OPTIONAL["beam"],  # Shards are the same from Beam.
         *OPTIONAL["index"],  # An index is built and searched.
         *OPTIONAL["litert"],  # LiteRT files are run.
         *OPTIONAL["parquet"],  # Files are read and written.

@@ -19,7 +19,7 @@ from tests.test_docs import PAGES, command_lines, read
 # tests/test_python_docs.py a head of one's own; the reference has one example per command; other
 # pages have commands of make and pytest.
 LEFT_OUT = {"docs/demo.md", "docs/commands.md", "docs/own-head.md"}
-NOT_RUN = ("--url=", "--grpc=", "--help", "--version", "--dask_address=", "--beam_args=", "...")
+NOT_RUN = ("--url=", "--grpc=", "--help", "--version", "--beam_args=", "...")
 WORDS = {"PATH": "DIR", "novels.txt": "corpus/a.txt", "MODELS/": "models/"}
 WORDS |= {"sentence-transformers/all-MiniLM-L6-v2": "DIR", "google-bert/bert-base-uncased": "DIR"}
 WORDS |= {

@@ -148,7 +148,7 @@ CASES = [
     ("tasks.predict", {**SHARDS, "input": "{}/other*.csv"}, "other.csv:2: no column 'text'"),
     ("tasks.predict", {**SHARDS, "input": "{}/absent*.csv"}, "absent*.csv: no such file"),
     ("tasks.predict", {**SHARDS, "output": "{}/out.jsonl"}, "expected --output or --output_dir"),
-    ("tasks.predict", {**SHARDS, "runner": "dask"}, "--runner=dask and --dask_address"),
+    ("tasks.predict", {**SHARDS, "runner": "dask"}, "--runner=dask: value should be one of"),
     ("tasks.predict", {**PREDICT, "num_workers": 2}, "--num_workers: requires --output_dir"),
     ("tasks.predict", {**SHARDS, "run": "{}/published", "checkpoint": "best"}, "expected a run"),
     ("tasks.extract", {**VECTORS, "text_column": "body"}, "no column 'body'"),

@@ -158,9 +158,7 @@ def test_metadata_is_complete(archives):
     description = metadata.get_payload()
     assert description.startswith("# bert_tf\n") and "## Limits\n" in description
     assert "](" not in description.replace("](https:", "") and "## Documentation" not in description
-    extras = (
-        "all and-cuda beam dask docs index litert parquet plots serving tensorboard test".split()
-    )
+    extras = "all and-cuda beam docs index litert parquet plots serving tensorboard test".split()
     assert sorted(metadata.get_all("Provides-Extra")) == extras
 
 

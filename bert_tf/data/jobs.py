@@ -35,10 +35,7 @@ OnEntry = Callable[[Mapping[str, Any]], None]
 Make = Callable[[Iterable[tuple], OnEntry], None]
 # Runs in this process. Beam's default runner would download a program first.
 _DEFAULT_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
-_DASK_RUNNER = "apache_beam.runners.dask.dask_runner.DaskRunner"
 SECONDS_BETWEEN_LISTINGS = 2.0
-# Packages by runner. Beam's own message on a missing Dask names none.
-_PACKAGES = {"local": (), "beam": ("apache_beam",), "dask": ("apache_beam", "distributed")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,27 +48,20 @@ class RunnerSettings:
         bounds={">=": 1},
     )
     runner: str = flag(
-        "local: processes on this machine; beam: Apache Beam; dask: a Dask cluster, with Beam",
+        "local: processes on this machine; beam: Apache Beam",
         "local",
-        choices=("local", "beam", "dask"),
+        choices=("local", "beam"),
     )
     beam_args: str = flag("options of Apache Beam, as on its command line", "")
-    dask_address: str | None = flag(
-        "address of the Dask scheduler, such as tcp://10.0.0.1:8786", None
-    )
 
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.beam_args and self.runner == "local":
             raise UserError(f"--beam_args={self.beam_args}: requires --runner=beam")
-        if (self.dask_address is not None) != (self.runner == "dask"):
-            raise UserError("--runner=dask and --dask_address: expected both, received one")
-        for package in _PACKAGES[self.runner]:
-            if importlib.util.find_spec(package) is None:
-                raise UserError(
-                    f"--runner={self.runner}: {package} is not installed; "
-                    f"pip install 'bert_tf[{self.runner}]'"
-                )
+        if self.runner == "beam" and importlib.util.find_spec("apache_beam") is None:
+            raise UserError(
+                "--runner=beam: apache_beam is not installed; pip install 'bert_tf[beam]'"
+            )
 
     @property
     def workers(self) -> int:
@@ -90,12 +80,7 @@ def run(
     """
     if settings.runner == "local":
         return run_local(open_writer, directory, min(settings.workers, num_tasks))
-    options = settings.beam_args
-    if settings.runner == "dask":
-        # One shard per task of Dask; by default, a single one would get all shards.
-        address = f"--dask_client_address={settings.dask_address}"
-        options = f"--runner={_DASK_RUNNER} {address} --dask_partition_size=1 {options}"
-    return run_on_beam(open_writer, directory, options, f"--runner={settings.runner}")
+    return run_on_beam(open_writer, directory, settings.beam_args)
 
 
 @contextlib.contextmanager
@@ -184,10 +169,8 @@ def _work(*task):
 
 
 @contextlib.contextmanager
-def run_on_beam(
-    open_writer: OpenWriter, directory: str, beam_args: str, flag: str
-) -> Iterator[Make]:
-    """Configure a Beam runner for the block; `flag` selects it, for error messages.
+def run_on_beam(open_writer: OpenWriter, directory: str, beam_args: str) -> Iterator[Make]:
+    """Configure a Beam runner for the block.
 
     Raises:
         UserError: If `beam_args` is invalid or a task fails.
@@ -196,9 +179,8 @@ def run_on_beam(
     from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
     from apache_beam.runners.runner import create_runner
 
-    # They log every failure, Beam four times; it is raised as well.
-    for name in ("apache_beam", "distributed.client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # It logs every failure four times; it is raised as well.
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     try:
         with contextlib.redirect_stderr(io.StringIO()) as captured:
             options = PipelineOptions(shlex.split(beam_args))
@@ -238,7 +220,7 @@ def run_on_beam(
                 raise cause from None
             lines = [line for line in str(cause).splitlines() if line.strip()] or [repr(cause)]
             reason = lines[-1].strip()
-            raise UserError(f"{flag}: {reason}; rerun the command to resume") from error
+            raise UserError(f"--runner=beam: {reason}; rerun the command to resume") from error
 
     yield make
 

@@ -13,7 +13,7 @@ from bert_tf.system.command import check_text, defaults, flag
 FREE = frozenset(
     """
     input vocab do_lower_case strip_accents max_input_chars_per_word output_dir num_workers runner
-    beam_args dask_address
+    beam_args
     """.split()
 )
 # Settings that the masks of an example depend on; arguments of `MaskGenerator`.

@@ -443,8 +443,6 @@ def test_a_runner_that_loses_its_workers_is_reported(texts, monkeypatch):
     ("settings", "message"),
     [
         ({"num_workers": 0}, "--num_workers=0: expected an integer >= 1"),
-        ({"runner": "dask"}, "--runner=dask and --dask_address: expected both"),
-        ({"dask_address": "tcp://a:1"}, "--runner=dask and --dask_address: expected both"),
         ({"beam_args": "--x"}, "--beam_args=--x: requires --runner=beam"),
     ],
 )
