@@ -616,6 +616,11 @@ class TaskModel(ReplicaMetrics, EncoderModel):
             UserError: If an argument is wrong, or does not fit the task.
         """
         self._check_trainable("compile")
+        if self._num_replicas > 1 and kwargs.get("steps_per_execution", 1) != 1:
+            raise UserError(
+                f"steps_per_execution={kwargs['steps_per_execution']!r:.80}: expected 1 on several "
+                "replicas, where the loop of Keras 3 over steps fails; train has a loop of its own"
+            )
         of_auto = {
             "learning_rate": learning_rate,
             "warmup_proportion": warmup_proportion,

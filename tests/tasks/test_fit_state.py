@@ -204,19 +204,25 @@ def test_fit_and_train_have_the_same_losses(directory, tmp_path, name):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("replicas", small.fast([1, 2], 1))
-def test_several_steps_per_execution_end_with_the_epoch(no_dropout, mirrored, replicas):
+def test_several_steps_per_execution_end_with_the_epoch(no_dropout):
     """Three batches in six epochs; 2 and 20 do not divide them."""
-    strategy, weights = mirrored if replicas > 1 else tf.distribute.get_strategy(), []
+    weights = []
     for count in (1, 2, 20):
-        with strategy.scope():
-            model = create(no_dropout)
-            model.compile(keras.optimizers.SGD(0.1), steps_per_execution=count)
+        model = create(no_dropout)
+        model.compile(keras.optimizers.SGD(0.1), steps_per_execution=count)
         model.fit(ROWS, NAMES, batch_size=4, epochs=6, verbose=0)
         assert int(model.optimizer.iterations.numpy()) == 18
         weights.append(weights_of(model))
     for other in weights[1:]:
         assert_equal_weights(weights[0], other, rtol=0, atol=1e-6)
+
+
+def test_several_steps_per_execution_on_replicas_are_an_error(no_dropout, mirrored):
+    with mirrored.scope():
+        model = create(no_dropout)
+    message = "steps_per_execution=2: expected 1 on several replicas"
+    with pytest.raises(UserError, match=message):
+        model.compile(keras.optimizers.SGD(0.1), steps_per_execution=2)
 
 
 @pytest.mark.medium
